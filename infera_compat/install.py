@@ -1,0 +1,281 @@
+"""Picks the shim, binds each op whole or not at all, and keeps the book of this process."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from infera_compat import __version__, report
+from infera_compat.contracts import Verdict, judge
+from infera_compat.errors import CompatError, Refused
+from infera_compat.ledger import Choice, Layer, Ledger
+from infera_compat.originals import Originals
+from infera_compat.release import Release, installed
+from infera_compat.settings import AUTO, OFF, PASSTHROUGH, Settings
+
+if TYPE_CHECKING:
+    from infera_shims.shim import Shim
+
+OPS = ("attention", "moe")
+# The kernels that are registered, by op: none yet.
+KERNELS: dict[str, tuple[str, ...]] = {"attention": (), "moe": ()}
+FINGERPRINT = "INFERA_COMPAT_FINGERPRINT"
+
+
+class Installation:
+    """infera-compat in one process.
+
+    A front end or an engine core that starts workers only carries this along; where a model is
+    built, `before_model` judges the release and binds, `model_built` takes down the layers, and
+    `served` notes the steps.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Nothing is judged, imported or bound yet."""
+        self.settings = settings
+        self.ledger = Ledger()
+        self.release: Release | None = None
+        self.shim: Shim | None = None
+        self.verdict: Verdict | None = None
+        self.rank: int | None = None
+        self.platform_note: str | None = None
+        self._originals: dict[str, Originals] = {}
+        self._prepared = False
+
+    def judge(self) -> None:
+        """Find the release and its shim, and decide for each op what is to be bound."""
+        self.release = installed()
+        if self.release is None:
+            raise CompatError(
+                "vLLM is not installed for this Python",
+                found="no package vllm",
+                expected="a vLLM from 0.22",
+                do="Install vLLM beside infera-compat.",
+            )
+        self.shim, self.verdict = pick(self.release)
+        for op in OPS:
+            choice = self.ledger.choices[op] = choose(op, self.settings.asked(op))
+            moved = self.verdict.moved_for(op)
+            if choice.asked != OFF and moved:
+                choice.refuse(f"{len(moved)} of its contracts moved: {moved[0]}")
+
+    def before_model(self) -> None:
+        """Judge and bind, once a process; raises what the operator wants to stop the start."""
+        if self._prepared:
+            return
+        report.release_held()
+        self.judge()
+        self._warn_of_moved()
+        for choice in self.ledger.choices.values():
+            if choice.kernel:
+                self._bind(choice)
+        self._enforce_choices()
+        self._salt_compile_cache()
+        report.say(self.start_line())
+        self._prepared = True
+
+    def model_built(self, layers: Iterable[Layer], rank: int) -> None:
+        """Take down the layers of a model that was just built, and say so."""
+        self.rank = rank
+        self.ledger.survey(layers)
+        if self.settings.strict:
+            self._enforce_layers()
+        report.say(report.model_lines(self.ledger.choices.values(), self.ledger.layers.values()))
+        self.append("model_built")
+
+    def served(self) -> None:
+        """A step served requests; the first one is reported."""
+        self.ledger.steps += 1
+        if self.ledger.steps == 1:
+            self.append("served")
+
+    def append(self, event: str) -> None:
+        """Append `event` to INFERA_REPORT's file, where one is asked for."""
+        if self.settings.report:
+            report.append(self.settings.report, event, self.as_json())
+
+    def start_line(self) -> str:
+        """The line at registration."""
+        release, shim, verdict = self._judged()
+        return report.start_line(
+            release, shim.name, verdict.held, verdict.of, self.ledger.choices.values()
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """What is known here so far; what was not looked at yet is null."""
+        release, verdict = self.release, self.verdict
+        return {
+            "infera_compat": __version__,
+            "rank": self.rank,
+            "role": "front end or engine core" if self.rank is None else "worker",
+            "vllm": release.text if release else None,
+            "distribution": release.distribution if release else None,
+            "shim": self.shim.name if self.shim else None,
+            "contracts": None
+            if verdict is None
+            else {
+                "held": verdict.held,
+                "of": verdict.of,
+                "known_files": verdict.known,
+                "moved": [str(moved) for moved in verdict.moved],
+            },
+            **self.ledger.as_json(),
+        }
+
+    def whole(self, op: str) -> Whole:
+        """Bind a part of `op` inside this: an error there puts the whole op back to stock."""
+        return Whole(self.ledger.choices[op], self._originals[op], self._fell_back)
+
+    def restore(self) -> None:
+        """Put every original back."""
+        for originals in self._originals.values():
+            originals.restore()
+
+    def fingerprint(self) -> str:
+        """What a compiled graph depends on: our version, our sources, what is bound.
+
+        Equal on all ranks: nothing of a process goes in.
+        """
+        bound = [(c.op, c.kernel, c.seam) for c in self.ledger.choices.values() if c.kernel]
+        return hashlib.sha256(f"{__version__} {bound} {_sources()}".encode()).hexdigest()[:16]
+
+    def _judged(self) -> tuple[Release, Shim, Verdict]:
+        if self.release is None or self.shim is None or self.verdict is None:
+            raise AssertionError("judge() comes first")
+        return self.release, self.shim, self.verdict
+
+    def _bind(self, choice: Choice) -> None:
+        _, shim, _ = self._judged()
+        self._originals[choice.op] = Originals()
+        with self.whole(choice.op) as originals:
+            choice.seam = _shims().bind(choice, shim, self, originals)
+
+    def _fell_back(self, choice: Choice, reason: str) -> None:
+        report.warn(
+            f"infera-compat: binding {choice.op} failed and was undone; it stays stock. {reason}"
+        )
+
+    def _warn_of_moved(self) -> None:
+        release, shim, verdict = self._judged()
+        if not verdict.moved:
+            return
+        stock = [c.op for c in self.ledger.choices.values() if verdict.moved_for(c.op)]
+        moved = "; ".join(str(moved) for moved in verdict.moved)
+        error = CompatError(
+            f"vLLM {release} is not what shim {shim.name} was written for; "
+            f"{' and '.join(stock)} must stay stock",
+            found=moved,
+            expected=f"all {verdict.of} contracts of {shim.name} to hold",
+            do="Upgrade infera-compat, or install a vLLM that it lists.",
+        )
+        if self.settings.strict:
+            raise error
+        report.warn(str(error))
+
+    def _enforce_choices(self) -> None:
+        for choice in self.ledger.choices.values():
+            named = choice.asked not in (AUTO, PASSTHROUGH, OFF)
+            wanted = named or (self.settings.strict and choice.asked == PASSTHROUGH)
+            if wanted and choice.kernel is None:
+                raise CompatError(
+                    f"{choice.asked} was asked for {choice.op} and can't be bound",
+                    found=str(choice.why_not),
+                    expected="a seam of this release that takes it",
+                    do=f"Unset INFERA_{choice.op.upper()}, or INFERA_STRICT.",
+                )
+
+    def _enforce_layers(self) -> None:
+        for choice in self.ledger.choices.values():
+            stock = [layer for layer in self.ledger.of(choice.op) if not layer.bound]
+            if choice.asked in (AUTO, OFF) or not stock:
+                continue
+            raise CompatError(
+                f"INFERA_STRICT: {choice.asked} does not cover every layer of {choice.op}",
+                found=f"{len(stock)} stock layers, first {stock[0].layer} ({stock[0].why_not})",
+                expected="all of them bound",
+                do="Unset INFERA_STRICT to serve with a mix.",
+            )
+
+    def _salt_compile_cache(self) -> None:
+        """Put the fingerprint into vLLM's compile key, and no key where nothing is bound."""
+        if any(choice.kernel for choice in self.ledger.choices.values()):
+            _shims().salt_compile_cache(FINGERPRINT, self.fingerprint)
+
+
+class Whole:
+    """A context in which an op is bound whole: leaving it by an error restores the originals.
+
+    A CompatError (a stop the operator asked for) goes on; any other Exception leaves the op stock.
+    """
+
+    def __init__(
+        self, choice: Choice, originals: Originals, fell_back: Callable[[Choice, str], None]
+    ) -> None:
+        """Guard `choice`, undoing with `originals`."""
+        self._choice, self._originals, self._fell_back = choice, originals, fell_back
+
+    def __enter__(self) -> Originals:
+        """The undo list that the binding writes."""
+        return self._originals
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """Restore on any error; swallow what may fall back."""
+        if error is None:
+            return False
+        self._originals.restore()
+        if isinstance(error, CompatError) or not isinstance(error, Exception):
+            return False
+        reason = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        self._choice.refuse(reason)
+        self._fell_back(self._choice, reason)
+        return True
+
+
+def choose(op: str, asked: str) -> Choice:
+    """What is to be bound for `op` before any contract is looked at."""
+    if asked == OFF:
+        return Choice(op, asked, why_not=f"INFERA_{op.upper()}=off")
+    if asked == AUTO:
+        # No kernel ships with the records that auto wants (verify and bench on this GPU).
+        return Choice(op, asked, why_not="auto: no eligible kernel")
+    return Choice(op, asked, kernel=asked)
+
+
+def pick(release: Release) -> tuple[Shim, Verdict]:
+    """The shim whose contracts all hold, tried in the order that the version suggests.
+
+    Where none holds whole: the one that holds most, first in that order.
+    """
+    shims = _shims()
+    tried = []
+    for shim in shims.order(release.version):
+        verdict = judge(release.root, shim.needs, shims.recorded())
+        if not verdict.moved:
+            return shim, verdict
+        tried.append((shim, verdict))
+    return max(tried, key=lambda pair: pair[1].held / pair[1].of)
+
+
+def _shims() -> Any:
+    """The one place where the core reaches the code that knows vLLM; by name, and late."""
+    return importlib.import_module("infera_shims")
+
+
+def _sources() -> str:
+    """A hash over our own source files: what a traced graph may hold of them."""
+    digest = hashlib.sha256()
+    packages: Sequence[str] = ("infera_compat", "infera_shims")
+    for package in packages:
+        folder = Path(str(importlib.import_module(package).__file__)).parent
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,155 @@
+"""What bound, what fired, what stayed stock and why: per layer, per process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+PROFILE, SERVING = "profile", "serving"
+
+
+@dataclass
+class Calls:
+    """How often a layer's bound code ran.
+
+    profile: while vLLM sized its memory and warmed up.
+    capture: while a CUDA graph recorded it; the graph's replays run no Python.
+    serving: in steps that served requests.
+    replayed: replays of the graphs that recorded it, where they are counted (INFERA_REPORT), else
+        None.
+    """
+
+    profile: int = 0
+    capture: int = 0
+    serving: int = 0
+    replayed: int | None = None
+
+    @property
+    def fired(self) -> bool:
+        """Whether a serving step ran it, by itself or by replaying a graph that holds it."""
+        return self.serving > 0 or bool(self.replayed)
+
+
+@dataclass
+class Layer:
+    """One layer of the model that vLLM built.
+
+    op: "attention" or "moe". layer: its name in the model. over: the stock backend or experts class
+    it runs on. seam, kernel: what was bound, or None. why_not: the reason where nothing was.
+    """
+
+    op: str
+    layer: str
+    over: str
+    seam: str | None = None
+    kernel: str | None = None
+    why_not: str | None = None
+
+    @property
+    def bound(self) -> bool:
+        """Whether our code stands in this layer."""
+        return self.kernel is not None
+
+
+@dataclass
+class Choice:
+    """What became of an op in this process.
+
+    asked: the setting. kernel: what is to be bound, or None. seam: by which seam, once chosen.
+    why_not: the reason where the op stays stock. notes: what the operator should know besides
+    (another seam was asked for, say).
+    """
+
+    op: str
+    asked: str
+    kernel: str | None = None
+    seam: str | None = None
+    why_not: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def refuse(self, reason: str) -> None:
+        """Leave the op stock."""
+        self.kernel, self.seam, self.why_not = None, None, reason
+
+
+class Ledger:
+    """The book of one process."""
+
+    def __init__(self) -> None:
+        """Start before anything is bound, in vLLM's profiling phase."""
+        self.choices: dict[str, Choice] = {}
+        self.layers: dict[tuple[str, str], Layer] = {}
+        self.phase = PROFILE
+        self.steps = 0
+        self._calls: dict[tuple[str, str], Calls] = {}
+        # The shim says how a CUDA graph being captured is seen, and how its replays are counted:
+        # both need torch.
+        self.capturing: Callable[[], bool] = _never
+        self.on_capture: Callable[[tuple[str, str]], None] = _ignore
+        self.replays: Callable[[], dict[tuple[str, str], int]] = dict
+        self.before_first_step: Callable[[], None] = _nothing
+
+    def count(self, op: str, layer: str) -> None:
+        """A bound layer's code is running. On the hot path: no I/O, no allocation after the first."""
+        key = op, layer
+        calls = self._calls.get(key)
+        if calls is None:
+            calls = self._calls[key] = Calls()
+        if self.phase == SERVING:
+            calls.serving += 1
+        elif self.capturing():
+            calls.capture += 1
+            self.on_capture(key)
+        else:
+            calls.profile += 1
+
+    def survey(self, layers: Iterable[Layer]) -> None:
+        """Take down the layers of a model that was just built; a later model replaces namesakes."""
+        for layer in layers:
+            key = layer.op, layer.layer
+            self.layers[key] = layer
+            self._calls.pop(key, None)
+
+    def calls(self) -> dict[tuple[str, str], Calls]:
+        """The calls of every layer that is known, or that ran."""
+        calls = {key: self._calls.get(key, Calls()) for key in (*self.layers, *self._calls)}
+        for key, replayed in self.replays().items():
+            calls.setdefault(key, Calls()).replayed = replayed
+        return calls
+
+    def of(self, op: str) -> list[Layer]:
+        """The op's layers, in the model's order."""
+        return [layer for layer in self.layers.values() if layer.op == op]
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole book, for INFERA_REPORT and `infera-compat report`."""
+        calls = self.calls()
+        return {
+            "ops": {
+                op: {key: value for key, value in asdict(choice).items() if key != "op"}
+                for op, choice in self.choices.items()
+            },
+            "layers": [
+                asdict(layer) | {"bound": layer.bound, "calls": asdict(calls[key])}
+                for key, layer in self.layers.items()
+            ],
+            "unknown_layers": [
+                {"op": op, "layer": layer, "calls": asdict(calls[op, layer])}
+                for op, layer in calls
+                if (op, layer) not in self.layers
+            ],
+            "steps": self.steps,
+        }
+
+
+def _never() -> bool:
+    return False
+
+
+def _nothing() -> None:
+    return None
+
+
+def _ignore(key: tuple[str, str]) -> None:
+    return None

@@ -1,0 +1,124 @@
+"""vLLM's entry points: the front door.
+
+vLLM calls `register_ops` in every process (`vllm.general_plugins`) and `register_platform` while it
+resolves its platform (`vllm.platform_plugins`), from 0.24 to 0.31 inside a half-imported vllm. So
+this module imports no vLLM, and what is patched is patched after vLLM imported it by itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from infera_compat import imports, report
+from infera_compat.errors import CompatError
+from infera_compat.install import KERNELS, Installation
+from infera_compat.settings import Settings, disabled
+
+# Imported only where a worker is about to be built (v1/worker/worker_base.py resolves it by name).
+WORKER = "vllm.v1.worker.gpu_worker"
+WORKER_BASE = "vllm.v1.worker.worker_base"
+RAY_ENV = "vllm.ray.ray_env"
+# The module that vLLM runs to look at a model class (model_executor/models/registry.py): no start.
+INSPECTION = "vllm.model_executor.models.registry"
+ASKS_ONLY = frozenset({"-h", "--help", "-v", "--version"})
+
+_installation: Installation | None = None
+_registered = False
+
+
+def register_ops() -> None:
+    """Prepare this process; idempotent, and cheap: nothing of vLLM is imported here.
+
+    Raises CompatError only for a setting that can't be meant, and never where no model can be
+    started (`vllm --help`, the model inspection); where a model is built it is raised again, since
+    vLLM calls this once a process and a second start would otherwise go on without us in silence.
+    """
+    global _registered
+    if _registered or _is_inspection():
+        return
+    imports.when_imported(RAY_ENV, _carry_to_ray)
+    try:
+        if disabled(os.environ):
+            imports.when_imported(WORKER, lambda module: report.say(report.off_line()))
+            _registered = True
+            return
+        installation = current()
+    except CompatError as error:
+        imports.when_imported(WORKER, _raising(error))
+        if _only_asks():
+            return
+        raise
+    for name, likely in installation.settings.misspelt:
+        report.warn(f"infera-compat: {name} is set and means nothing; did you mean {likely}?")
+    imports.when_imported(WORKER_BASE, lambda module: _watch_worker(module, installation))
+    installation.append("registered")
+    _registered = True
+
+
+def register_platform() -> str | None:
+    """InferaPlatform's path where INFERA_PLATFORM asks for it and it can be, else None.
+
+    Raises nothing: vLLM swallows what is raised here, and `register_ops` says it again.
+    """
+    try:
+        if disabled(os.environ) or not current().settings.platform:
+            return None
+    except CompatError:
+        return None
+    platform: ModuleType = importlib.import_module("infera_shims.seams.platform")
+    path, current().platform_note = platform.choose()
+    return path
+
+
+def current() -> Installation:
+    """This process's installation; the settings are read on the first call."""
+    global _installation
+    if _installation is None:
+        _installation = Installation(Settings.read(os.environ, KERNELS))
+    return _installation
+
+
+def _watch_worker(worker_base: ModuleType, installation: Installation) -> None:
+    worker: ModuleType = importlib.import_module("infera_shims.seams.worker")
+    worker.watch(worker_base, installation)
+
+
+def _raising(error: CompatError) -> imports.Then:
+    def raise_again(module: ModuleType) -> None:
+        raise error
+
+    return raise_again
+
+
+def _carry_to_ray(ray_env: ModuleType) -> None:
+    """Let INFERA_* reach Ray's workers and actors, the kill switch first of all.
+
+    Through the set of prefixes that vLLM copies (vllm/ray/ray_env.py), not through
+    VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY: that variable is part of vLLM's compile key.
+    """
+    prefixes = vars(ray_env).get("DEFAULT_ENV_VAR_PREFIXES")
+    if isinstance(prefixes, set):
+        prefixes.add("INFERA_")
+    else:
+        report.warn(
+            "infera-compat: vllm/ray/ray_env.py has no DEFAULT_ENV_VAR_PREFIXES; with Ray, set "
+            "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY=INFERA_ so that the switches reach its workers."
+        )
+
+
+def _is_inspection() -> bool:
+    """Whether vLLM runs this process to look at a model class: nothing is started in it."""
+    spec = sys.modules["__main__"].__spec__
+    return spec is not None and spec.name == INSPECTION
+
+
+def _only_asks() -> bool:
+    """Whether vLLM's own command line is asked for help or its version: no start to stop."""
+    spec = sys.modules["__main__"].__spec__
+    module = spec.name if spec is not None else ""
+    is_vllm = Path(sys.argv[0]).name == "vllm" or module.startswith("vllm.entrypoints")
+    return is_vllm and (len(sys.argv) == 1 or not ASKS_ONLY.isdisjoint(sys.argv[1:]))

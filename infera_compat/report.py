@@ -1,0 +1,110 @@
+"""What the operator reads: the start-up lines, and their JSON twin (INFERA_REPORT)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from multiprocessing import current_process
+from pathlib import Path
+from typing import Any
+
+from infera_compat import __version__
+from infera_compat.errors import OFF_SWITCH
+from infera_compat.ledger import Choice, Layer
+from infera_compat.release import Release
+
+# A child of vLLM's own tree: INFO lines of any other logger reach nobody.
+log = logging.getLogger("vllm.infera_compat")
+# Where vllm/logger.py hangs its handler (every release).
+_VLLM = logging.getLogger("vllm")
+_held: list[str] = []
+
+
+def say(line: str) -> None:
+    """Log at INFO; held while vLLM's tree has no handler yet (front ends from 0.31 on)."""
+    if _VLLM.hasHandlers():
+        release_held()
+        log.info("%s", line)
+    else:
+        _held.append(line)
+
+
+def release_held() -> None:
+    """Log what was held; called at the latest when a model is about to be built."""
+    while _held:
+        log.info("%s", _held.pop(0))
+
+
+def warn(line: str) -> None:
+    """Log at WARNING."""
+    log.warning("%s", line)
+
+
+def off_line() -> str:
+    """The one line of a process that the kill switch keeps stock."""
+    return f"infera-compat {__version__} is off ({OFF_SWITCH}): this vLLM is stock."
+
+
+def start_line(
+    release: Release, shim: str, held: int, of: int, choices: Iterable[Choice]
+) -> str:
+    """The line at registration: release, shim, contracts, and each op's seam or reason."""
+    ops = "; ".join(_op_plan(choice) for choice in choices)
+    return (
+        f"infera-compat {__version__} on vLLM {release} (shim {shim}, contracts {held}/{of}): "
+        f"{ops}. {OFF_SWITCH} switches all of this off."
+    )
+
+
+def _op_plan(choice: Choice) -> str:
+    plan = (
+        f"{choice.op}: {choice.kernel} by {choice.seam}"
+        if choice.kernel
+        else f"{choice.op}: stock ({choice.why_not})"
+    )
+    return "; ".join([plan, *choice.notes])
+
+
+def model_lines(choices: Iterable[Choice], layers: Iterable[Layer]) -> str:
+    """The line when a model was built: per op, how many layers, by what, over what."""
+    by_op: dict[str, list[Layer]] = {}
+    for layer in layers:
+        by_op.setdefault(layer.op, []).append(layer)
+    rows = [f"  {_op_layers(choice, by_op.get(choice.op, []))}" for choice in choices]
+    return "\n".join(["infera-compat: model built", *rows])
+
+
+def _op_layers(choice: Choice, layers: list[Layer]) -> str:
+    if not layers:
+        return f"{choice.op}: the model has no such layers"
+    bound = Counter((x.seam, x.over, x.kernel) for x in layers if x.bound)
+    parts = [f"{n}/{len(layers)} layers by {s} over {o}, {k}" for (s, o, k), n in bound.items()]
+    stock = Counter((x.over, x.why_not) for x in layers if not x.bound)
+    parts += [f"{n}/{len(layers)} layers stock ({o}: {why})" for (o, why), n in stock.items()]
+    return f"{choice.op}: {'; '.join(parts)}"
+
+
+def append(path: Path, event: str, body: Mapping[str, Any]) -> None:
+    """Append one JSON line to INFERA_REPORT's file.
+
+    Several processes append to one file: a line goes out in a single write to a descriptor opened
+    for appending, which the kernel does not tear apart.
+    """
+    entry = {
+        "event": event,
+        "time": time.time(),
+        "process": current_process().name,
+        "pid": os.getpid(),
+        "infera_compat": __version__,
+        **body,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, (json.dumps(entry) + "\n").encode())
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""Every INFERA_* variable, read once into a frozen Settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from infera_compat.errors import CompatError
+
+DISABLE = "INFERA_VLLM_OPS_DISABLE"
+ATTENTION = "INFERA_ATTENTION"
+MOE = "INFERA_MOE"
+STRICT = "INFERA_STRICT"
+REPORT = "INFERA_REPORT"
+PLATFORM = "INFERA_PLATFORM"
+VARIABLES = (DISABLE, ATTENTION, MOE, STRICT, REPORT, PLATFORM)
+
+AUTO, PASSTHROUGH, OFF = "auto", "passthrough", "off"
+MODES = (AUTO, PASSTHROUGH, OFF)
+
+YES = ("1", "true", "yes", "on")
+NO = ("0", "false", "no", "off", "")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator asked for.
+
+    attention, moe: auto, passthrough, off, or the name of a kernel.
+    strict: what can't be bound stops the start instead of staying stock.
+    report: a file that gets JSON lines (report.py), or None.
+    platform: bind attention through InferaPlatform instead of a wrapped classmethod.
+    misspelt: INFERA_* variables that are not ours but look like one of ours, with the likely name.
+    """
+
+    attention: str = AUTO
+    moe: str = AUTO
+    strict: bool = False
+    report: Path | None = None
+    platform: bool = False
+    misspelt: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], kernels: Mapping[str, tuple[str, ...]]) -> Settings:
+        """Read `environ`; `kernels` lists the registered kernels' names by op.
+
+        Raises CompatError for a value that means nothing, with the known ones.
+        """
+        report = environ.get(REPORT, "").strip()
+        return cls(
+            attention=_mode(environ, ATTENTION, kernels["attention"]),
+            moe=_mode(environ, MOE, kernels["moe"]),
+            strict=_flag(environ, STRICT),
+            report=Path(report) if report else None,
+            platform=_flag(environ, PLATFORM),
+            misspelt=_misspelt(environ),
+        )
+
+    def asked(self, op: str) -> str:
+        """What was asked for `op` ("attention" or "moe")."""
+        return {"attention": self.attention, "moe": self.moe}[op]
+
+
+def disabled(environ: Mapping[str, str]) -> bool:
+    """Whether the kill switch is thrown; read before, and without, everything else.
+
+    Raises CompatError where its value is neither yes nor no.
+    """
+    return _flag(environ, DISABLE)
+
+
+def _flag(environ: Mapping[str, str], name: str) -> bool:
+    value = environ.get(name, "").strip().lower()
+    if value in YES:
+        return True
+    if value in NO:
+        return False
+    raise CompatError(
+        f"{name} is neither yes nor no",
+        found=repr(environ[name]),
+        expected=f"one of {', '.join(YES)} or {', '.join(filter(None, NO))}",
+        do=f"Set {name}=1, or unset it.",
+    )
+
+
+def _mode(environ: Mapping[str, str], name: str, kernels: tuple[str, ...]) -> str:
+    value = environ.get(name, AUTO).strip() or AUTO
+    if value in MODES or value in kernels:
+        return value
+    known = ", ".join(MODES) + (
+        f", or a kernel: {', '.join(kernels)}" if kernels else " (no kernel is registered)"
+    )
+    raise CompatError(
+        f"{name} is not known", found=repr(value), expected=f"one of {known}", do=f"Mend {name}."
+    )
+
+
+def _misspelt(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Variables one slip away from ours: a kill switch that is misspelt kills nothing."""
+    pairs = []
+    for name in sorted(environ):
+        if name.startswith("INFERA") and name not in VARIABLES:
+            pairs += [(name, likely) for likely in get_close_matches(name, VARIABLES, 1, 0.8)]
+    return tuple(pairs)

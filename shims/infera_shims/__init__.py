@@ -1,0 +1,81 @@
+"""The only code that imports vLLM: what each line of releases looks like, and how a seam is bound.
+
+Importing this package imports no vLLM; the modules in `seams` do, where they bind.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from infera_shims.shim import Shim
+
+if TYPE_CHECKING:
+    from infera_compat.install import Installation
+    from infera_compat.ledger import Choice
+    from infera_compat.originals import Originals
+
+# Oldest first; each holds from its own line of releases on, until the next one's.
+LINES = ("v0_22", "v0_23", "main")
+
+
+def order(version: Version | None) -> tuple[Shim, ...]:
+    """The shims in the order to try them on `version`: probes decide, this only orders.
+
+    A dev build is the next minor's code, or something between that and the one before, so the next
+    minor's shim comes first. Without a version: newest first.
+    """
+    shims = [_shim(name) for name in LINES]
+    if version is None:
+        return tuple(reversed(shims))
+    minor = (version.major, version.minor + (1 if version.is_devrelease else 0))
+    own = max((i for i, shim in enumerate(shims) if shim.first <= minor), default=0)
+    # Its own, then what lies nearest, the newer of two first.
+    nearest = sorted(range(len(shims)), key=lambda i: (abs(i - own), -i))
+    return tuple(shims[i] for i in nearest)
+
+
+@cache
+def recorded() -> dict[str, tuple[str, ...]]:
+    """For each file of vLLM that a shim touches, the SHA-256 of every recorded release's version.
+
+    Written by `infera-compat matrix record`; a file stands here only for releases on which all
+    contracts held when they were recorded.
+    """
+    file = Path(__file__).with_name("recorded") / "files.json"
+    return {name: tuple(shas) for name, shas in json.loads(file.read_text("utf-8")).items()}
+
+
+def bind(
+    choice: Choice, shim: Shim, installation: Installation, originals: Originals
+) -> str:
+    """Bind what `choice` asks for by the op's seam on this platform; returns the seam's name.
+
+    Raises Refused where it can't be done with certainty.
+    """
+    name = "backend_cls" if choice.op == "attention" else shim.moe_seam(_device_type())
+    seam = importlib.import_module(f"infera_shims.seams.{name}")
+    bind_seam: Callable[[Choice, Shim, Installation, Originals], str] = seam.bind
+    return bind_seam(choice, shim, installation, originals)
+
+
+def salt_compile_cache(name: str, fingerprint: Callable[[], str]) -> None:
+    """Let `fingerprint` into the key of vLLM's compile caches (vllm/envs.py, every release)."""
+    envs = importlib.import_module("vllm.envs")
+    envs.environment_variables[name] = fingerprint
+
+
+def _shim(name: str) -> Shim:
+    shim: Shim = importlib.import_module(f"infera_shims.{name}").SHIM
+    return shim
+
+
+def _device_type() -> str:
+    device_type: str = importlib.import_module("vllm.platforms").current_platform.device_type
+    return device_type

@@ -1,0 +1,1 @@
+"""How each seam is bound, written once for all releases."""

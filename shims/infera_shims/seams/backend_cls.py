@@ -1,0 +1,65 @@
+"""Attention by `get_attn_backend_cls`, asked on the active platform's class.
+
+Upstream: vllm/platforms/interface.py `Platform.get_attn_backend_cls` (same parameters in every
+release) names the backend of a layer; vllm/v1/attention/selector.py imports what it names.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from infera_compat.errors import Refused
+from infera_shims.seams import backends, platform
+
+if TYPE_CHECKING:
+    from infera_compat.install import Installation
+    from infera_compat.ledger import Choice
+    from infera_compat.originals import Originals
+    from infera_shims.shim import Shim
+
+METHOD = "get_attn_backend_cls"
+
+
+def bind(choice: Choice, shim: Shim, installation: Installation, originals: Originals) -> str:
+    """Wrap the classmethod so that every non-MLA layer gets our subclass of its stock backend.
+
+    On InferaPlatform the wrap is our own class's method, and no class of vLLM is touched; that is
+    the seam "platform". Returns the seam's name; raises Refused where the platform's class has no
+    such classmethod.
+    """
+    active = type(importlib.import_module("vllm.platforms").current_platform)
+    seam = "platform" if platform.is_ours(active) else METHOD
+    if installation.settings.platform and seam == METHOD:
+        reason = installation.platform_note or "vLLM never asked for it (VLLM_TARGET_DEVICE=cpu?)"
+        choice.notes.append(f"not by InferaPlatform: {reason}")
+    # Through the class, since CUDA's and ROCm's inherit it; __func__, since it binds `cls` itself.
+    stock = getattr(active, METHOD)
+    if not hasattr(stock, "__func__"):
+        raise Refused(f"{active.__qualname__}.{METHOD} is no classmethod but {stock!r}")
+    originals.replace(active, METHOD, classmethod(_wrap(stock.__func__)))
+    backends.open_book(installation.ledger)
+    _forget_answers()
+    originals.on_restore(_forget_answers)
+    return seam
+
+
+def _wrap(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def get_attn_backend_cls(cls: type, *args: Any, **kwargs: Any) -> str:
+        path: str = stock(cls, *args, **kwargs)
+        config = kwargs["attn_selector_config"] if "attn_selector_config" in kwargs else args[1]
+        if not path or config.use_mla:
+            return path
+        return backends.path_over(path)
+
+    return get_attn_backend_cls
+
+
+def _forget_answers() -> None:
+    """Empty the selector's cache: a layer made from now on must get the new answer."""
+    selector = sys.modules.get("vllm.v1.attention.selector")
+    if selector is not None:
+        selector._cached_get_attn_backend.cache_clear()

@@ -1,0 +1,108 @@
+"""The importable home of our subclasses of stock attention backends.
+
+vLLM asks for a backend by a dotted path and imports it, and from 0.24 on CUDA rebuilds that path
+from `__module__` and `__qualname__`. So each subclass is an attribute of this module under a name
+that says which stock class it stands on ("vllm__v1__attention__backends__flash_attn__Flash…"), made
+when it is asked for: no backend module is imported before vLLM would import it
+(vllm/v1/attention/backends/flash_attn.py reads the current config while it is imported).
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from infera_compat.ledger import Ledger
+
+OP = "attention"
+STOCK = "vllm."
+_ledger: Ledger | None = None
+_impls: set[type] = set()
+
+
+def open_book(ledger: Ledger) -> None:
+    """Count the calls of the subclasses in `ledger`."""
+    global _ledger
+    _ledger = ledger
+
+
+def path_over(stock_path: str) -> str:
+    """The dotted path of our subclass of the backend at `stock_path`.
+
+    A backend that is not stock vLLM's (another plugin's) stays what it is, and so does one whose
+    path could not be read back from the name.
+    """
+    if stock_path.startswith(f"{__name__}."):
+        return stock_path
+    if not stock_path.startswith(STOCK) or "__" in stock_path:
+        return stock_path
+    return f"{__name__}.{stock_path.replace('.', '__')}"
+
+
+def is_ours(impl: object) -> bool:
+    """Whether a layer's `impl` is an instance of a subclass made here."""
+    return not _impls.isdisjoint(type(impl).__mro__)
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("vllm__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, cls = name.replace("__", ".").rpartition(".")
+    backend = _subclass_backend(name, getattr(importlib.import_module(module), cls))
+    globals()[name] = backend
+    return backend
+
+
+def _subclass_backend(name: str, stock: Any) -> type:
+    """A subclass of a stock backend: all of it inherited, but the impl class is ours."""
+    impls: list[type] = []
+
+    def get_impl_cls() -> type:
+        if not impls:
+            impls.append(_subclass_impl(stock.get_impl_cls()))
+        return impls[0]
+
+    body = {"__module__": __name__, "__doc__": stock.__doc__, "get_impl_cls": staticmethod(get_impl_cls)}
+    return types.new_class(name, (stock,), exec_body=lambda namespace: namespace.update(body))
+
+
+def _subclass_impl(stock: Any) -> type:
+    """A subclass of a stock implementation whose `forward` counts and hands over to stock's."""
+    ledger = _ledger
+    if ledger is None:
+        raise AssertionError("open_book() comes first")
+    count = ledger.count
+
+    def forward(
+        self: Any,
+        layer: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        kv_cache: Any,
+        attn_metadata: Any,
+        output: Any,
+        output_scale: Any = None,
+        output_block_scale: Any = None,
+    ) -> Any:
+        count(OP, layer.layer_name)
+        return super(impl, self).forward(
+            layer,
+            query,
+            key,
+            value,
+            kv_cache,
+            attn_metadata,
+            output,
+            output_scale,
+            output_block_scale,
+        )
+
+    body = {"__module__": __name__, "__doc__": stock.__doc__, "forward": forward}
+    impl: Any = types.new_class(
+        stock.__name__, (stock,), exec_body=lambda namespace: namespace.update(body)
+    )
+    _impls.add(impl)
+    return impl  # type: ignore[no-any-return]

@@ -1,0 +1,50 @@
+"""Counting a bound layer's calls where Python may not see them.
+
+On the CPU, Dynamo traces through vLLM's MoE layers: a Python counter there runs once, at trace time.
+So inside a traced graph the count is an op of its own, opaque to the compiler; it declares that it
+writes a tensor that the layer just wrote, so that no pass drops or moves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from infera_compat.ledger import Ledger
+
+_ledgers: list[Ledger] = []
+
+
+@torch.library.custom_op("infera_compat::fired", mutates_args=("written",))  # type: ignore[misc]
+def _fired(written: torch.Tensor, op: str, layer: str) -> None:
+    for ledger in _ledgers:
+        ledger.count(op, layer)
+
+
+@_fired.register_fake  # type: ignore[misc]
+def _(written: torch.Tensor, op: str, layer: str) -> None:
+    return None
+
+
+@dataclass
+class Witness:
+    """Counts one layer's calls; `layer` is set when the model is built and the name is known."""
+
+    op: str
+    ledger: Ledger
+    layer: str = "(no layer of the model)"
+
+    def fired(self, written: Any) -> None:
+        """The layer's bound code has just written the tensor `written`."""
+        if torch.compiler.is_compiling():
+            _fired(written, self.op, self.layer)
+        else:
+            self.ledger.count(self.op, self.layer)
+
+
+def open_book(ledger: Ledger) -> None:
+    """Let the opaque op count in `ledger`, this process's only one."""
+    _ledgers[:] = [ledger]

@@ -1,0 +1,115 @@
+"""MoE by the modular kernel: an instance's `apply`, on the stock experts object.
+
+Upstream: vllm/model_executor/layers/fused_moe/modular_kernel.py `FusedMoEKernel.__init__` (every
+release; a third parameter `inplace` in 0.22) and `FusedMoEExpertsModular.apply` (the same fifteen
+parameters in every release). Routing, quantisation, tensor and expert parallelism stay vLLM's.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from infera_compat.imports import when_imported
+from infera_shims.seams.fired import Witness
+
+if TYPE_CHECKING:
+    from infera_compat.install import Installation
+    from infera_compat.ledger import Choice
+    from infera_compat.originals import Originals
+    from infera_shims.shim import Shim
+
+MODULE = "vllm.model_executor.layers.fused_moe.modular_kernel"
+NAME = "modular_kernel"
+
+
+def bind(choice: Choice, shim: Shim, installation: Installation, originals: Originals) -> str:
+    """Hook the kernel's constructor once vLLM imports it (it costs a second; dense models never do)."""
+
+    def imported(module: ModuleType) -> None:
+        with installation.whole(choice.op) as undo:
+            _hook(module, installation, undo)
+
+    when_imported(MODULE, imported)
+    return NAME
+
+
+def _hook(module: ModuleType, installation: Installation, originals: Originals) -> None:
+    kernel_class = module.FusedMoEKernel
+    stock = kernel_class.__init__
+
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        # A kernel that can't be shadowed must not lose a model: it stays stock, and is reported.
+        if type(self.impl) is module.FusedMoEKernelModularImpl:
+            shadow(self.impl.fused_experts, installation)
+
+    originals.replace(kernel_class, "__init__", __init__)
+
+
+class Shadow:
+    """Our `apply` on one experts object, over whatever `apply` it had (another plugin's too)."""
+
+    def __init__(self, stock: Any, installation: Installation) -> None:
+        """Stand before `stock`, which has the fifteen parameters of FusedMoEExpertsModular.apply."""
+        self.stock = stock
+        self.witness = Witness("moe", installation.ledger)
+
+    def __call__(
+        self,
+        output: Any,
+        hidden_states: Any,
+        w1: Any,
+        w2: Any,
+        topk_weights: Any,
+        topk_ids: Any,
+        activation: Any,
+        global_num_experts: Any,
+        expert_map: Any,
+        a1q_scale: Any,
+        a2_scale: Any,
+        workspace13: Any,
+        workspace2: Any,
+        expert_tokens_meta: Any,
+        apply_router_weight_on_input: Any,
+    ) -> Any:
+        """Run stock's apply and count it; returns what stock returns (0.31 on: not always None)."""
+        result = self.stock(
+            output=output,
+            hidden_states=hidden_states,
+            w1=w1,
+            w2=w2,
+            topk_weights=topk_weights,
+            topk_ids=topk_ids,
+            activation=activation,
+            global_num_experts=global_num_experts,
+            expert_map=expert_map,
+            a1q_scale=a1q_scale,
+            a2_scale=a2_scale,
+            workspace13=workspace13,
+            workspace2=workspace2,
+            expert_tokens_meta=expert_tokens_meta,
+            apply_router_weight_on_input=apply_router_weight_on_input,
+        )
+        self.witness.fired(output)
+        return result
+
+
+def shadow(experts: Any, installation: Installation) -> None:
+    """Put a Shadow on `experts`, once."""
+    if not isinstance(vars(experts).get("apply"), Shadow):
+        experts.apply = Shadow(experts.apply, installation)
+
+
+def name_layer(method: Any, layer: str) -> bool:
+    """Tell a layer's Shadow which layer it serves; False where its method has none."""
+    kernel = method.moe_kernel
+    if kernel is None:
+        return False
+    ours = vars(kernel.impl.fused_experts).get("apply")
+    if not isinstance(ours, Shadow):
+        return False
+    ours.witness.layer = layer
+    return True
