@@ -111,7 +111,7 @@ class Installation:
         return {
             "infera_compat": __version__,
             "rank": self.rank,
-            "role": "front end or engine core" if self.rank is None else "worker",
+            "role": report.role(self.rank),
             "vllm": release.text if release else None,
             "distribution": release.distribution if release else None,
             "shim": self.shim.name if self.shim else None,
@@ -258,7 +258,7 @@ def pick(release: Release) -> tuple[Shim, Verdict]:
     shims = _shims()
     tried = []
     for shim in shims.order(release.version):
-        verdict = judge(release.root, shim.needs, shims.recorded())
+        verdict = judge(release.root, shim.needs, shims.recorded().get(shim.name, {}))
         if not verdict.moved:
             return shim, verdict
         tried.append((shim, verdict))

@@ -105,11 +105,10 @@ class Ledger:
             calls.profile += 1
 
     def survey(self, layers: Iterable[Layer]) -> None:
-        """Take down the layers of a model that was just built; a later model replaces namesakes."""
-        for layer in layers:
-            key = layer.op, layer.layer
-            self.layers[key] = layer
-            self._calls.pop(key, None)
+        """Take down the layers of a model that was just built, on a new page: counts start anew."""
+        self.layers = {(layer.op, layer.layer): layer for layer in layers}
+        self._calls.clear()
+        self.steps = 0
 
     def calls(self) -> dict[tuple[str, str], Calls]:
         """The calls of every layer that is known, or that ran."""

@@ -46,7 +46,11 @@ def installed() -> Release | None:
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         return None
-    root = Path(next(iter(spec.submodule_search_locations)))
+    return at(Path(next(iter(spec.submodule_search_locations))))
+
+
+def at(root: Path) -> Release:
+    """The vLLM whose package folder is `root`, installed or only unpacked."""
     owner = _owner(root)
     # The package's own word comes first: it travels with the code, the metadata does not.
     text = _written(root / "_version.py") or (owner.version if owner else "unknown")

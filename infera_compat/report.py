@@ -88,6 +88,14 @@ def _op_layers(choice: Choice, layers: list[Layer]) -> str:
     return f"{choice.op}: {'; '.join(parts)}"
 
 
+def role(rank: int | None) -> str:
+    """What this process is to vLLM: the rank is known where it builds a model."""
+    name = current_process().name
+    if rank is not None or "Worker" in name:
+        return "worker"
+    return "engine core" if "EngineCore" in name else "front end"
+
+
 def append(path: Path, event: str, body: Mapping[str, Any]) -> None:
     """Append one JSON line to INFERA_REPORT's file.
 

@@ -42,14 +42,15 @@ def order(version: Version | None) -> tuple[Shim, ...]:
 
 
 @cache
-def recorded() -> dict[str, tuple[str, ...]]:
-    """For each file of vLLM that a shim touches, the SHA-256 of every recorded release's version.
+def recorded() -> dict[str, dict[str, list[str]]]:
+    """By shim, and by file of vLLM that it touches: the SHA-256 of every recorded release's version.
 
-    Written by `infera-compat matrix record`; a file stands here only for releases on which all
-    contracts held when they were recorded.
+    Written by `infera-compat matrix record`; a release's files stand under a shim only if all of
+    that shim's contracts held on them when they were recorded.
     """
     file = Path(__file__).with_name("recorded") / "files.json"
-    return {name: tuple(shas) for name, shas in json.loads(file.read_text("utf-8")).items()}
+    files: dict[str, dict[str, list[str]]] = json.loads(file.read_text("utf-8"))
+    return files
 
 
 def bind(

@@ -93,7 +93,12 @@ def _run_model(model: Mapping[str, Any], report: bool) -> dict[str, Any]:
     began = time.monotonic()
     llm = LLM(
         model=model["path"],
-        **{**ENGINE, "skip_tokenizer_init": not chats, **model.get("engine", {})},
+        **{
+            **ENGINE,
+            **_worker(),
+            "skip_tokenizer_init": not chats,
+            **model.get("engine", {}),
+        },
     )
     try:
         started = time.monotonic()
@@ -112,6 +117,18 @@ def _run_model(model: Mapping[str, Any], report: bool) -> dict[str, Any]:
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
+
+
+def _worker() -> dict[str, str]:
+    """The engine argument that chooses `infera_shims.engines.worker` where stock needs it."""
+    import torch
+    import vllm
+    from vllm.platforms import current_platform
+
+    path = Path(vllm.__file__).with_name("model_executor") / "layers/fused_moe/cpu_fused_moe.py"
+    if current_platform.is_cpu() and path.exists() and not torch.cpu._is_avx512_supported():
+        return {"worker_cls": "infera_shims.engines.worker.ConfiguredCPUWorker"}
+    return {}
 
 
 def _requests(llm: Any, model: Mapping[str, Any], tokenized: bool) -> list[dict[str, Any]]:

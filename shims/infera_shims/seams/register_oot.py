@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from infera_compat.errors import Refused
 from infera_compat.imports import when_imported
-from infera_shims.seams.fired import Witness
+from infera_shims.seams.fired import Witness, open_book
 
 if TYPE_CHECKING:
     from infera_compat.install import Installation
@@ -49,6 +49,7 @@ def _register(module: ModuleType, installation: Installation, originals: Origina
         raise Refused(f"{CLASS} is replaced already, by {registry[CLASS].__module__}")
     stock = getattr(module, CLASS)
     ledger = installation.ledger
+    open_book(ledger)
 
     class Bound(stock):
         __doc__ = stock.__doc__

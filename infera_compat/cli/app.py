@@ -1,0 +1,95 @@
+"""The commands: report, demo, matrix record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from infera_compat import __version__
+from infera_compat.cli import demo as demo_command
+from infera_compat.cli import record as record_command
+from infera_compat.cli import report as report_command
+from infera_compat.errors import CompatError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+matrix = typer.Typer(no_args_is_help=True, help="What each vLLM release offers.")
+app.add_typer(matrix, name="matrix")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Other attention and MoE kernels for stock vLLM, without a fork."""
+    if version:
+        print(f"infera-compat {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def report(
+    as_json: AsJson = False,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="A file that INFERA_REPORT wrote: layers and calls per process."),
+    ] = None,
+) -> None:
+    """Which vLLM this is, by which shim and seams it is bound, and whether its contracts hold.
+
+    Starts no engine. Layers are known only where a model was built: read --from such a run's file.
+    """
+    with _told_plainly():
+        if source is None:
+            status = report_command.here(os.environ, as_json, Console())
+        else:
+            status = report_command.from_file(source, as_json, Console())
+    raise typer.Exit(status)
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Path, typer.Option(help="Where the demo's models are kept between runs.")
+    ] = Path(".cache/demo"),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write what was compared to this file.")
+    ] = None,
+) -> None:
+    """Stock vLLM answers with the plugin off, passing through, and as platform: bit for bit."""
+    with _told_plainly():
+        status = demo_command.demo(folder, Console(), json_file)
+    raise typer.Exit(status)
+
+
+@matrix.command()
+def record(
+    root: Annotated[
+        Path | None, typer.Option(help="An unpacked wheel's vllm folder, instead of the installed.")
+    ] = None,
+    distribution: Annotated[
+        str, typer.Option(help="The distribution that folder is from.")
+    ] = "vllm",
+    checkout: Annotated[Path, typer.Option(help="The project's root.")] = Path(),
+) -> None:
+    """Write what a release offers to matrix/contracts, and its file hashes into the wheel's data."""
+    with _told_plainly():
+        status = record_command.record(root, distribution, checkout, Console())
+    raise typer.Exit(status)
+
+
+@contextmanager
+def _told_plainly() -> Iterator[None]:
+    """A CompatError is a message for a person, not a traceback; status 2."""
+    try:
+        yield
+    except CompatError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error

@@ -1,0 +1,169 @@
+"""`infera-compat report`: what is known without an engine, or from a run's INFERA_REPORT file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from infera_compat import install, report
+from infera_compat.errors import OFF_SWITCH, CompatError
+from infera_compat.settings import REPORT, Settings, disabled
+
+NOT_KNOWN = "not known yet: layers are known where a model is built (INFERA_REPORT=file, then --from)"
+
+
+def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
+    """Report on the installed vLLM and the settings in `environ`; 0 if every contract holds."""
+    off = disabled(environ)
+    installation = install.Installation(Settings.read(environ, install.KERNELS))
+    installation.judge()
+    found = installation.as_json()
+    shim = installation.shim
+    seams = {
+        "attention": "platform" if installation.settings.platform else "get_attn_backend_cls",
+        "moe": " / ".join(
+            f"{seam} ({'elsewhere' if device == '*' else device})"
+            for device, seam in (shim.moe_seams.items() if shim else ())
+        ),
+    }
+    facts = {
+        "disabled": off,
+        **{key: found[key] for key in ("infera_compat", "vllm", "distribution", "shim", "contracts")},
+        "ops": {op: choice | {"seam": seams[op]} for op, choice in found["ops"].items()},
+        "layers": None,
+        "layers_note": NOT_KNOWN,
+    }
+    if as_json:
+        print(json.dumps(facts, indent=1))
+    else:
+        _show_here(facts, str(installation.release), console)
+    return 1 if found["contracts"]["moved"] else 0
+
+
+def from_file(path: Path, as_json: bool, console: Console) -> int:
+    """Report on what the processes of a run wrote to `path`; 0 if all that was bound has fired."""
+    latest = read_events(path)
+    if as_json:
+        print(json.dumps(latest, indent=1))
+    else:
+        _show_processes(latest, console)
+    served = [entry for entry in latest if entry["event"] == "served"]
+    return 1 if any(unfired(entry) for entry in served) else 0
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The last event of each process in a file of INFERA_REPORT's lines."""
+    if not path.is_file():
+        raise CompatError(
+            "there is no report to read",
+            found=f"no file {path}",
+            expected=f"a file that a run wrote with {REPORT}={path}",
+            do="Run vLLM with it set first.",
+        )
+    latest: dict[tuple[int, str], dict[str, Any]] = {}
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            latest[entry["pid"], entry["process"]] = entry
+        except (ValueError, KeyError, TypeError) as error:
+            raise CompatError(
+                f"line {number} of {path} is not one of infera-compat's",
+                found=line[:80],
+                expected="a JSON object with event, pid and process",
+                do=f"Give the file that {REPORT} named.",
+            ) from error
+    return list(latest.values())
+
+
+def unfired(entry: Mapping[str, Any]) -> list[str]:
+    """The bound layers that no served step ran, in a process that served."""
+    return [
+        layer["layer"]
+        for layer in entry["layers"]
+        if layer["bound"] and not (layer["calls"]["serving"] or layer["calls"]["replayed"])
+        # A layer that only graphs hold runs no Python, and its replays may not be counted.
+        and not (layer["calls"]["capture"] and layer["calls"]["replayed"] is None)
+    ]
+
+
+def _show_here(facts: dict[str, Any], release: str, console: Console) -> None:
+    contracts = facts["contracts"]
+    console.print(
+        f"infera-compat {facts['infera_compat']} on vLLM {release}: shim {facts['shim']}, "
+        f"contracts {contracts['held']}/{contracts['of']}"
+        + (" (files of a recorded release)" if contracts["known_files"] else ""),
+        highlight=False,
+    )
+    if facts["disabled"]:
+        console.print(f"[yellow]{OFF_SWITCH}: all of it is switched off, vLLM runs stock.[/]")
+    for moved in contracts["moved"]:
+        console.print(f"  [red]moved[/] {moved}", highlight=False)
+    table = Table("op", "asked", "kernel", "seam", "stays stock because")
+    for op, choice in facts["ops"].items():
+        table.add_row(
+            op, choice["asked"], choice["kernel"] or "–", choice["seam"], choice["why_not"] or ""
+        )
+    console.print(table)
+    console.print(f"layers: {NOT_KNOWN}", highlight=False)
+
+
+def _show_processes(latest: list[dict[str, Any]], console: Console) -> None:
+    table = Table("process", "pid", "rank", "role", "last event", "steps", "bound", "fired", "stock")
+    for entry in latest:
+        layers = entry["layers"]
+        bound = sum(layer["bound"] for layer in layers)
+        table.add_row(
+            entry["process"],
+            str(entry["pid"]),
+            "–" if entry["rank"] is None else str(entry["rank"]),
+            entry["role"],
+            entry["event"],
+            str(entry["steps"]),
+            str(bound),
+            str(bound - len(unfired(entry))) if entry["event"] == "served" else "–",
+            str(len(layers) - bound),
+        )
+    console.print(table)
+    for entry in latest:
+        if entry["layers"]:
+            _show_layers(entry, console)
+
+
+def _show_layers(entry: dict[str, Any], console: Console) -> None:
+    table = Table(
+        "op",
+        "layer",
+        "over",
+        "seam",
+        "kernel",
+        "serving",
+        "profile",
+        "capture",
+        "replayed",
+        "stays stock because",
+        title=f"{entry['process']}, pid {entry['pid']}, vLLM {entry['vllm']}",
+    )
+    for layer in entry["layers"]:
+        calls = layer["calls"]
+        table.add_row(
+            layer["op"],
+            layer["layer"],
+            layer["over"],
+            layer["seam"] or "–",
+            layer["kernel"] or "–",
+            str(calls["serving"]),
+            str(calls["profile"]),
+            str(calls["capture"]),
+            "–" if calls["replayed"] is None else str(calls["replayed"]),
+            layer["why_not"] or "",
+        )
+    console.print(table)
+    for layer in entry["unknown_layers"]:
+        console.print(f"[yellow]ran but is no layer of the model: {layer}[/]")
+    for name in unfired(entry) if entry["event"] == "served" else ():
+        console.print(f"[red]bound but never fired: {name}[/]")
