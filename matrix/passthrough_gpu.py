@@ -5,10 +5,12 @@
 
 For each model and mode (eager; graphs: torch.compile and CUDA graphs) it starts one engine with the
 kill switch thrown and one passing through, on the same GPU at the same time, and lets them work in
-turns: one generates while the other waits. Tokens and logprobs are compared bit by bit, the off
-engine also with itself; speeds are compared pair by pair. A third engine of the graphs mode counts
-what its graphs replay (INFERA_REPORT), which shows that the bound code is in them; that engine is no
-part of the price.
+turns: one generates while the other waits. Tokens and logprobs are compared bit by bit; speeds are
+compared pair by pair. The graphs mode has two engines more, which are no part of the price: a second
+one that is off (the control: what two starts of stock vLLM differ in is not ours), and one that counts
+what its graphs replay (INFERA_REPORT), which shows that the bound code is in them. Each engine has
+compile caches of its own. Inductor chooses reduction kernels by timing them, so two starts of the same
+stock vLLM may round differently; with --inductor deterministic, the default here, it does not.
 
 Models: random weights with spread logits, written by infera_shims.engines.weights.
 """
@@ -32,10 +34,11 @@ from typing import Any
 from infera_shims.engines import child, weights
 
 PASSING = {"INFERA_ATTENTION": "passthrough", "INFERA_MOE": "passthrough", "INFERA_STRICT": "1"}
-VARIANTS = {"off": {"INFERA_VLLM_OPS_DISABLE": "1"}, "passthrough": PASSING, "counted": PASSING}
+OFF = {"INFERA_VLLM_OPS_DISABLE": "1"}
+VARIANTS = {"off": OFF, "passthrough": PASSING, "control": OFF, "counted": PASSING}
 ANSWER = "ANSWER "
 # (requests at once, prompt tokens, tokens to generate)
-LOADS = {1: (128, 256), 64: (128, 128)}
+LOADS = {1: (128, 96), 64: (128, 64)}
 TINY_LOADS = {1: (16, 32), 8: (16, 16)}
 
 
@@ -49,9 +52,7 @@ class Model:
 
 
 MODELS = {
-    "dense": Model(
-        "llama-8b-16-layers", "llama", dataclasses.replace(weights.LLAMA_8B, layers=16)
-    ),
+    "dense": Model("llama-8b-16-layers", "llama", dataclasses.replace(weights.LLAMA_8B, layers=16)),
     "moe": Model(
         "qwen3-30b-a3b-8-layers",
         "qwen3_moe",
@@ -67,12 +68,20 @@ TINY = {
 class Engine:
     """A vLLM engine in a process of its own, asked by lines of JSON."""
 
-    def __init__(self, folder: Path, mode: str, variant: str, tiny: bool, reports: Path) -> None:
+    def __init__(self, folder: Path, mode: str, variant: str, tiny: bool, inductor: str) -> None:
         """Start it; `ask` waits until it is there."""
         self.variant = variant
-        extra = dict(VARIANTS[variant], VLLM_ENABLE_V1_MULTIPROCESSING="0")
+        own = tempfile.mkdtemp(prefix=f"infera-{variant}-")
+        extra = {
+            **VARIANTS[variant],
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CACHE_ROOT": own,
+            "TORCHINDUCTOR_CACHE_DIR": f"{own}/inductor",
+            "TRITON_CACHE_DIR": f"{own}/triton",
+            "TORCHINDUCTOR_DETERMINISTIC": "1" if inductor == "deterministic" else "0",
+        }
         if variant == "counted":
-            extra["INFERA_REPORT"] = str(reports)
+            extra["INFERA_REPORT"] = f"{own}/report.jsonl"
         command = [sys.executable, __file__, "--serve", str(folder), "--modes", mode]
         self._log: list[str] = []
         self._process = subprocess.Popen(
@@ -172,11 +181,12 @@ def prompts(batch: int, length: int, vocab: int, seed: int) -> list[list[int]]:
     ]
 
 
-def measure(model: Model, folder: Path, mode: str, tiny: bool, repeats: int) -> list[dict[str, Any]]:
+def measure(
+    model: Model, folder: Path, mode: str, tiny: bool, repeats: int, inductor: str
+) -> list[dict[str, Any]]:
     """The cells of one model in one mode: equality, what fired, and the paired speeds."""
     names = list(VARIANTS) if mode == "graphs" else ["off", "passthrough"]
-    reports = Path(tempfile.mkdtemp()) / "report.jsonl"
-    engines = {name: Engine(folder, mode, name, tiny, reports) for name in names}
+    engines = {name: Engine(folder, mode, name, tiny, inductor) for name in names}
     with ThreadPoolExecutor() as pool:
         facts = list(pool.map(lambda engine: engine.ask(do="facts"), engines.values()))[0]
     cells = []
@@ -204,14 +214,23 @@ def measure(model: Model, folder: Path, mode: str, tiny: bool, repeats: int) -> 
                 "batch": batch,
                 "prompt_tokens": length,
                 "new_tokens": tokens,
-                "equal": all(other == compared["off"] for other in compared.values()),
+                "inductor": inductor if mode == "graphs" else None,
+                "equal": all(
+                    compared[name] == compared["off"]
+                    for name in ("passthrough", "counted")
+                    if name in compared
+                ),
                 "off_equals_itself": again == compared["off"],
+                "control_equal": compared["control"] == compared["off"]
+                if "control" in compared
+                else None,
                 "values_compared": sum(len(r["ids"]) + 5 * len(r["ids"]) for r in again),
                 "distinct_tokens": len({i for r in again for i in r["ids"]}),
                 "off_tok_s": statistics.median(speeds["off"]),
                 "passthrough_tok_s": statistics.median(speeds["passthrough"]),
                 "ratio": statistics.median(ratios),
-                "ratios": ratios,
+                "ratio_quartiles": statistics.quantiles(ratios, n=4) if repeats > 1 else ratios * 3,
+                "pairs": repeats,
             }
         )
     witness = engines.get("counted", engines["passthrough"])
@@ -236,8 +255,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("passthrough.json"))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--modes", nargs="+", choices=["eager", "graphs"], default=["eager", "graphs"])
-    parser.add_argument("--repeats", type=int, default=9, help="pairs of runs a cell")
+    parser.add_argument(
+        "--modes", nargs="+", choices=["eager", "graphs"], default=["eager", "graphs"]
+    )
+    parser.add_argument("--repeats", type=int, default=31, help="pairs of runs a cell")
+    parser.add_argument("--inductor", choices=["deterministic", "default"], default="deterministic")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try this on a CPU")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "infera-models"))
     parser.add_argument("--commit", default="", help="written into the result")
@@ -262,27 +284,31 @@ def main() -> None:
         subprocess.run([*write, "--tiny"] if options.tiny else write, check=True)
         print(f"{model.name}: written in {time.monotonic() - began:.0f} s", flush=True)
         for mode in options.modes:
-            cells += measure(model, folder, mode, options.tiny, options.repeats)
+            cells += measure(model, folder, mode, options.tiny, options.repeats, options.inductor)
             for cell in cells[-2:]:
                 print(
                     f"  {mode} batch {cell['batch']}: equal {cell['equal']} "
-                    f"(off with itself {cell['off_equals_itself']}, {cell['values_compared']} values,"
-                    f" {cell['distinct_tokens']} tokens), fired {cell['fired']}/{cell['bound']} of "
+                    f"(off with itself {cell['off_equals_itself']}, with a second off "
+                    f"{cell['control_equal']}; {cell['values_compared']} values, "
+                    f"{cell['distinct_tokens']} tokens), fired {cell['fired']}/{cell['bound']} of "
                     f"{cell['layers']}, off {cell['off_tok_s']:.0f} tok/s, passthrough "
-                    f"{cell['passthrough_tok_s']:.0f}, ratio {cell['ratio']:.4f}",
+                    f"{cell['passthrough_tok_s']:.0f}, ratio {cell['ratio']:.4f}, quartiles "
+                    + " ".join(f"{q:.3f}" for q in cell["ratio_quartiles"]),
                     flush=True,
                 )
-    facts = {key: cells[0][key] for key in ("gpu", "release", "torch")}
-    for cell in cells:
-        for key in facts:
-            del cell[key]
-    result = {
-        **facts,
-        "commit": options.commit,
+            # After each mode: a run that is cut short has shown what it has.
+            options.out.write_text(json.dumps(result(cells, options.commit), indent=1) + "\n")
+
+
+def result(cells: list[dict[str, Any]], commit: str) -> dict[str, Any]:
+    """The result file's contents: the machine's facts once, then the cells."""
+    shared = ("gpu", "release", "torch")
+    return {
+        **{key: cells[0][key] for key in shared},
+        "commit": commit,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "cells": cells,
+        "cells": [{k: v for k, v in cell.items() if k not in shared} for cell in cells],
     }
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
