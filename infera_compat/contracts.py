@@ -1,7 +1,7 @@
 """Is the seam still what the shim was written against? Says exactly what moved if not.
 
-Nothing is imported: a release's definitions are read from its source by `ast`, so that a release can
-be judged before anything of it is patched, and without a GPU.
+Nothing is imported: a release's definitions are read from its source by `ast`, so that a release
+can be judged before anything of it is patched, and without a GPU.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def judge(root: Path, needs: Sequence[Need], recorded: Mapping[str, Iterable[str
     """Hold the release whose package is `root` against `needs`.
 
     recorded: for each file below the package ("platforms/interface.py"), the SHA-256 of every
-    recorded release's version of it: files that all stand there were judged when they were recorded.
+    recorded release's version of it: files that all stand there were judged back then.
     """
     files = hashes(root, needs)
     if all(sha in recorded.get(name, ()) for name, sha in files.items()):
@@ -157,7 +157,9 @@ def _find(tree: ast.Module, symbol: str, name: str, file: str) -> Definition | N
     inside_class = False
     *outer, last = name.split(".")
     for part in outer:
-        owner = next((n for n in _flat(body) if isinstance(n, ast.ClassDef) and n.name == part), None)
+        owner = next(
+            (n for n in _flat(body) if isinstance(n, ast.ClassDef) and n.name == part), None
+        )
         if owner is None:
             return None
         body, inside_class = owner.body, True

@@ -1,4 +1,4 @@
-"""What infera-compat raises: what happened, what was found and expected, and how to switch it off."""
+"""What infera-compat raises: what happened, found, expected, and how to switch it off."""
 
 from __future__ import annotations
 

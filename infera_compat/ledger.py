@@ -91,7 +91,7 @@ class Ledger:
         self.before_first_step: Callable[[], None] = _nothing
 
     def count(self, op: str, layer: str) -> None:
-        """A bound layer's code is running. On the hot path: no I/O, no allocation after the first."""
+        """A bound layer's code is running. Hot path: no I/O, no allocation after the first."""
         key = op, layer
         calls = self._calls.get(key)
         if calls is None:

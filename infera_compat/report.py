@@ -49,9 +49,7 @@ def off_line() -> str:
     return f"infera-compat {__version__} is off ({OFF_SWITCH}): this vLLM is stock."
 
 
-def start_line(
-    release: Release, shim: str, held: int, of: int, choices: Iterable[Choice]
-) -> str:
+def start_line(release: Release, shim: str, held: int, of: int, choices: Iterable[Choice]) -> str:
     """The line at registration: release, shim, contracts, and each op's seam or reason."""
     ops = "; ".join(_op_plan(choice) for choice in choices)
     return (

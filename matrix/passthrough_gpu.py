@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""What the plugin costs on a GPU when it changes nothing: stock vLLM with it off and passing through.
+"""What the plugin costs on a GPU when it changes nothing: it off against it passing through.
 
     python matrix/passthrough_gpu.py --out matrix/results/passthrough-h200-0.23.0.json
 
-For each model and mode (eager; graphs: torch.compile and CUDA graphs) it starts one engine with the
-kill switch thrown and one passing through, on the same GPU at the same time, and lets them work in
-turns: one generates while the other waits. Tokens and logprobs are compared bit by bit; speeds are
-compared pair by pair. The graphs mode has two engines more, which are no part of the price: a second
-one that is off (the control: what two starts of stock vLLM differ in is not ours), and one that counts
-what its graphs replay (INFERA_REPORT), which shows that the bound code is in them. Each engine has
-compile caches of its own. Inductor chooses reduction kernels by timing them, so two starts of the same
-stock vLLM may round differently; with --inductor deterministic, the default here, it does not.
+For each model and mode (eager; graphs: torch.compile and CUDA graphs) it starts stock vLLM with the
+kill switch thrown and passing through, twice each, on the same GPU at the same time, and lets them
+work in turns: one generates while the others wait. Tokens and logprobs are compared bit by bit. Two
+starts of the same vLLM differ by a percent or two in speed, so the second off engine is the control
+of the first, and each round's ratio is that of the two pairs' geometric means. The graphs mode has
+one engine more, no part of the price, that counts what its graphs replay (INFERA_REPORT): it shows
+that the bound code is in them. Each engine has compile caches of its own. Inductor chooses
+reduction kernels by timing them, so two starts of the same stock vLLM may round differently; with
+--inductor deterministic, the default here, they do not.
 
 Models: random weights with spread logits, written by infera_shims.engines.weights.
 """
@@ -35,7 +36,9 @@ from infera_shims.engines import child, weights
 
 PASSING = {"INFERA_ATTENTION": "passthrough", "INFERA_MOE": "passthrough", "INFERA_STRICT": "1"}
 OFF = {"INFERA_VLLM_OPS_DISABLE": "1"}
-VARIANTS = {"off": OFF, "passthrough": PASSING, "control": OFF, "counted": PASSING}
+TIMED = {"off": OFF, "passthrough": PASSING, "off again": OFF, "passthrough again": PASSING}
+COUNTED = "counted"
+VARIANTS = {**TIMED, COUNTED: PASSING}
 ANSWER = "ANSWER "
 # (requests at once, prompt tokens, tokens to generate)
 LOADS = {1: (128, 96), 64: (128, 64)}
@@ -71,7 +74,7 @@ class Engine:
     def __init__(self, folder: Path, mode: str, variant: str, tiny: bool, inductor: str) -> None:
         """Start it; `ask` waits until it is there."""
         self.variant = variant
-        own = tempfile.mkdtemp(prefix=f"infera-{variant}-")
+        own = tempfile.mkdtemp(prefix="infera-")
         extra = {
             **VARIANTS[variant],
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -80,7 +83,7 @@ class Engine:
             "TRITON_CACHE_DIR": f"{own}/triton",
             "TORCHINDUCTOR_DETERMINISTIC": "1" if inductor == "deterministic" else "0",
         }
-        if variant == "counted":
+        if variant == COUNTED:
             extra["INFERA_REPORT"] = f"{own}/report.jsonl"
         command = [sys.executable, __file__, "--serve", str(folder), "--modes", mode]
         self._log: list[str] = []
@@ -185,10 +188,10 @@ def measure(
     model: Model, folder: Path, mode: str, tiny: bool, repeats: int, inductor: str
 ) -> list[dict[str, Any]]:
     """The cells of one model in one mode: equality, what fired, and the paired speeds."""
-    names = list(VARIANTS) if mode == "graphs" else ["off", "passthrough"]
+    names = VARIANTS if mode == "graphs" else TIMED
     engines = {name: Engine(folder, mode, name, tiny, inductor) for name in names}
     with ThreadPoolExecutor() as pool:
-        facts = list(pool.map(lambda engine: engine.ask(do="facts"), engines.values()))[0]
+        facts, *_ = pool.map(lambda engine: engine.ask(do="facts"), engines.values())
     cells = []
     for batch, (length, tokens) in (TINY_LOADS if tiny else LOADS).items():
         asked = prompts(batch, length, model.shape.vocab, seed=batch)
@@ -196,17 +199,19 @@ def measure(
             name: engine.ask(do="compare", prompts=asked, tokens=48)
             for name, engine in engines.items()
         }
-        again = engines["off"].ask(do="compare", prompts=asked, tokens=48)
-        pair = [engines["off"], engines["passthrough"]]
-        speeds: dict[str, list[float]] = {"off": [], "passthrough": []}
-        for engine in pair:  # once unmeasured
-            engine.ask(do="time", prompts=asked, tokens=tokens)
+        stock = compared["off"]
+        for name in TIMED:  # once unmeasured
+            engines[name].ask(do="time", prompts=asked, tokens=tokens)
+        speeds: dict[str, list[float]] = {name: [] for name in TIMED}
         for repeat in range(repeats):
             fresh = prompts(batch, length, model.shape.vocab, seed=1000 + repeat)
-            for engine in pair if repeat % 2 else reversed(pair):
-                speed = engine.ask(do="time", prompts=fresh, tokens=tokens)
-                speeds[engine.variant].append(speed)
-        ratios = [p / o for o, p in zip(speeds["off"], speeds["passthrough"], strict=True)]
+            order = list(TIMED)
+            random.Random(repeat).shuffle(order)
+            for name in order:
+                speeds[name].append(engines[name].ask(do="time", prompts=fresh, tokens=tokens))
+        off, passing = _means(speeds, "off"), _means(speeds, "passthrough")
+        ratios = [p / o for o, p in zip(off, passing, strict=True)]
+        control = [b / a for a, b in zip(speeds["off"], speeds["off again"], strict=True)]
         cells.append(
             {
                 "model": model.name,
@@ -215,25 +220,19 @@ def measure(
                 "prompt_tokens": length,
                 "new_tokens": tokens,
                 "inductor": inductor if mode == "graphs" else None,
-                "equal": all(
-                    compared[name] == compared["off"]
-                    for name in ("passthrough", "counted")
-                    if name in compared
-                ),
-                "off_equals_itself": again == compared["off"],
-                "control_equal": compared["control"] == compared["off"]
-                if "control" in compared
-                else None,
-                "values_compared": sum(len(r["ids"]) + 5 * len(r["ids"]) for r in again),
-                "distinct_tokens": len({i for r in again for i in r["ids"]}),
-                "off_tok_s": statistics.median(speeds["off"]),
-                "passthrough_tok_s": statistics.median(speeds["passthrough"]),
+                "equal": all(compared[name] == stock for name in names if VARIANTS[name] != OFF),
+                "control_equal": compared["off again"] == stock,
+                "values_compared": sum(6 * len(request["ids"]) for request in stock),
+                "distinct_tokens": len({i for request in stock for i in request["ids"]}),
+                "off_tok_s": statistics.median(off),
+                "passthrough_tok_s": statistics.median(passing),
                 "ratio": statistics.median(ratios),
-                "ratio_quartiles": statistics.quantiles(ratios, n=4) if repeats > 1 else ratios * 3,
-                "pairs": repeats,
+                "ratio_quartiles": statistics.quantiles(ratios, n=4),
+                "control_ratio": statistics.median(control),
+                "rounds": repeats,
             }
         )
-    witness = engines.get("counted", engines["passthrough"])
+    witness = engines[COUNTED if COUNTED in names else "passthrough"]
     layers = witness.ask(do="report")[0]["layers"]
     bound = [layer for layer in layers if layer["bound"]]
     fired = [x for x in bound if x["calls"]["serving"] or x["calls"]["replayed"]]
@@ -250,6 +249,12 @@ def measure(
     return cells
 
 
+def _means(speeds: dict[str, list[float]], name: str) -> list[float]:
+    """Each round's geometric mean over the two engines of a kind."""
+    pairs = zip(speeds[name], speeds[f"{name} again"], strict=True)
+    return [(first * second) ** 0.5 for first, second in pairs]
+
+
 def main() -> None:
     """Measure, print a table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -258,7 +263,7 @@ def main() -> None:
     parser.add_argument(
         "--modes", nargs="+", choices=["eager", "graphs"], default=["eager", "graphs"]
     )
-    parser.add_argument("--repeats", type=int, default=31, help="pairs of runs a cell")
+    parser.add_argument("--repeats", type=int, default=15, help="rounds a cell")
     parser.add_argument("--inductor", choices=["deterministic", "default"], default="deterministic")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try this on a CPU")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "infera-models"))
@@ -288,12 +293,13 @@ def main() -> None:
             for cell in cells[-2:]:
                 print(
                     f"  {mode} batch {cell['batch']}: equal {cell['equal']} "
-                    f"(off with itself {cell['off_equals_itself']}, with a second off "
-                    f"{cell['control_equal']}; {cell['values_compared']} values, "
+                    f"(two starts of stock: {cell['control_equal']}; "
+                    f"{cell['values_compared']} values, "
                     f"{cell['distinct_tokens']} tokens), fired {cell['fired']}/{cell['bound']} of "
                     f"{cell['layers']}, off {cell['off_tok_s']:.0f} tok/s, passthrough "
                     f"{cell['passthrough_tok_s']:.0f}, ratio {cell['ratio']:.4f}, quartiles "
-                    + " ".join(f"{q:.3f}" for q in cell["ratio_quartiles"]),
+                    + " ".join(f"{q:.3f}" for q in cell["ratio_quartiles"])
+                    + f", off again/off {cell['control_ratio']:.3f}",
                     flush=True,
                 )
             # After each mode: a run that is cut short has shown what it has.

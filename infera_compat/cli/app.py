@@ -39,7 +39,9 @@ def report(
     as_json: AsJson = False,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="A file that INFERA_REPORT wrote: layers and calls per process."),
+        typer.Option(
+            "--from", help="A file that INFERA_REPORT wrote: layers and calls per process."
+        ),
     ] = None,
 ) -> None:
     """Which vLLM this is, by which shim and seams it is bound, and whether its contracts hold.
@@ -79,7 +81,7 @@ def record(
     ] = "vllm",
     checkout: Annotated[Path, typer.Option(help="The project's root.")] = Path(),
 ) -> None:
-    """Write what a release offers to matrix/contracts, and its file hashes into the wheel's data."""
+    """Write what a release offers to matrix/contracts, and its hashes into the wheel's data."""
     with _told_plainly():
         status = record_command.record(root, distribution, checkout, Console())
     raise typer.Exit(status)

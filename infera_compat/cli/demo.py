@@ -20,7 +20,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from infera_shims.engines import child
@@ -149,10 +149,16 @@ class Steps:
         self._number = 0
         self._live = Progress(
             SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[last]}", style="dim", markup=False),
+            TextColumn(
+                "{task.fields[last]}",
+                style="dim",
+                markup=False,
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
             console=console,
+            expand=True,
         )
 
     def __enter__(self) -> Steps:
@@ -179,10 +185,9 @@ class Steps:
             self._console.print(f"{title}: {took:.0f} s", markup=False, highlight=False)
             return
         task: TaskID = self._live.add_task(title, total=1, last="")
-        width = max(20, self._console.width - len(title) - 20)
 
         def show(line: str) -> None:
-            self._live.update(task, last=line.strip()[:width])
+            self._live.update(task, last=line.strip())
 
         yield show
         self._live.update(task, completed=1, last="")

@@ -1,4 +1,4 @@
-"""`infera-compat matrix record`: what a release offers, as matrix/contracts and the wheel's data."""
+"""`infera-compat matrix record`: what a release offers, kept as files."""
 
 from __future__ import annotations
 

@@ -10,11 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from infera_compat import install, report
+from infera_compat import install
 from infera_compat.errors import OFF_SWITCH, CompatError
 from infera_compat.settings import REPORT, Settings, disabled
 
-NOT_KNOWN = "not known yet: layers are known where a model is built (INFERA_REPORT=file, then --from)"
+NOT_KNOWN = (
+    "not known yet: layers are known where a model is built (INFERA_REPORT=file, then --from)"
+)
 
 
 def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
@@ -33,7 +35,10 @@ def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
     }
     facts = {
         "disabled": off,
-        **{key: found[key] for key in ("infera_compat", "vllm", "distribution", "shim", "contracts")},
+        **{
+            key: found[key]
+            for key in ("infera_compat", "vllm", "distribution", "shim", "contracts")
+        },
         "ops": {op: choice | {"seam": seams[op]} for op, choice in found["ops"].items()},
         "layers": None,
         "layers_note": NOT_KNOWN,
@@ -85,7 +90,8 @@ def unfired(entry: Mapping[str, Any]) -> list[str]:
     return [
         layer["layer"]
         for layer in entry["layers"]
-        if layer["bound"] and not (layer["calls"]["serving"] or layer["calls"]["replayed"])
+        if layer["bound"]
+        and not (layer["calls"]["serving"] or layer["calls"]["replayed"])
         # A layer that only graphs hold runs no Python, and its replays may not be counted.
         and not (layer["calls"]["capture"] and layer["calls"]["replayed"] is None)
     ]
@@ -113,7 +119,9 @@ def _show_here(facts: dict[str, Any], release: str, console: Console) -> None:
 
 
 def _show_processes(latest: list[dict[str, Any]], console: Console) -> None:
-    table = Table("process", "pid", "rank", "role", "last event", "steps", "bound", "fired", "stock")
+    table = Table(
+        "process", "pid", "rank", "role", "last event", "steps", "bound", "fired", "stock"
+    )
     for entry in latest:
         layers = entry["layers"]
         bound = sum(layer["bound"] for layer in layers)

@@ -43,7 +43,7 @@ def order(version: Version | None) -> tuple[Shim, ...]:
 
 @cache
 def recorded() -> dict[str, dict[str, list[str]]]:
-    """By shim, and by file of vLLM that it touches: the SHA-256 of every recorded release's version.
+    """By shim and file of vLLM that it touches: the SHA-256 of every recorded release's.
 
     Written by `infera-compat matrix record`; a release's files stand under a shim only if all of
     that shim's contracts held on them when they were recorded.
@@ -53,9 +53,7 @@ def recorded() -> dict[str, dict[str, list[str]]]:
     return files
 
 
-def bind(
-    choice: Choice, shim: Shim, installation: Installation, originals: Originals
-) -> str:
+def bind(choice: Choice, shim: Shim, installation: Installation, originals: Originals) -> str:
     """Bind what `choice` asks for by the op's seam on this platform; returns the seam's name.
 
     Raises Refused where it can't be done with certainty.

@@ -64,7 +64,11 @@ def _subclass_backend(name: str, stock: Any) -> type:
             impls.append(_subclass_impl(stock.get_impl_cls()))
         return impls[0]
 
-    body = {"__module__": __name__, "__doc__": stock.__doc__, "get_impl_cls": staticmethod(get_impl_cls)}
+    body = {
+        "__module__": __name__,
+        "__doc__": stock.__doc__,
+        "get_impl_cls": staticmethod(get_impl_cls),
+    }
     return types.new_class(name, (stock,), exec_body=lambda namespace: namespace.update(body))
 
 

@@ -1,7 +1,7 @@
 """Counting a bound layer's calls where Python may not see them.
 
-On the CPU, Dynamo traces through vLLM's MoE layers: a Python counter there runs once, at trace time.
-So inside a traced graph the count is an op of its own, opaque to the compiler; it declares that it
+On the CPU, Dynamo traces through vLLM's MoE layers: a Python counter there runs once, while it is
+traced. So inside a traced graph the count is an op of its own, opaque to the compiler; it declares that it
 writes a tensor that the layer just wrote, so that no pass drops or moves it.
 """
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 _ledgers: list[Ledger] = []
 
 
-@torch.library.custom_op("infera_compat::fired", mutates_args=("written",))  # type: ignore[misc]
+@torch.library.custom_op("infera_compat::fired", mutates_args=("written",))  # type: ignore[untyped-decorator]
 def _fired(written: torch.Tensor, op: str, layer: str) -> None:
     for ledger in _ledgers:
         ledger.count(op, layer)
 
 
-@_fired.register_fake  # type: ignore[misc]
+@_fired.register_fake  # type: ignore[untyped-decorator]
 def _(written: torch.Tensor, op: str, layer: str) -> None:
     return None
 

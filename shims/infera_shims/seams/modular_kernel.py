@@ -25,7 +25,7 @@ NAME = "modular_kernel"
 
 
 def bind(choice: Choice, shim: Shim, installation: Installation, originals: Originals) -> str:
-    """Hook the kernel's constructor once vLLM imports it (it costs a second; dense models never do)."""
+    """Hook the kernel's constructor once vLLM imports it (a second; dense models never do)."""
 
     def imported(module: ModuleType) -> None:
         with installation.whole(choice.op) as undo:
@@ -54,7 +54,7 @@ class Shadow:
     """Our `apply` on one experts object, over whatever `apply` it had (another plugin's too)."""
 
     def __init__(self, stock: Any, installation: Installation) -> None:
-        """Stand before `stock`, which has the fifteen parameters of FusedMoEExpertsModular.apply."""
+        """Stand before `stock`, which has FusedMoEExpertsModular.apply's fifteen parameters."""
         self.stock = stock
         self.witness = Witness("moe", installation.ledger)
 

@@ -1,8 +1,8 @@
 """InferaPlatform: the stock platform under our name, so that no class of vLLM is touched.
 
-Upstream: vllm/platforms/__init__.py asks every `vllm.platform_plugins` entry point for the path of a
-platform class; only one may answer. From 0.24 to 0.31 that happens inside a half-imported vllm, where
-`vllm.platforms` and the platform modules are all that can be imported.
+Upstream: vllm/platforms/__init__.py asks every `vllm.platform_plugins` entry point for the path of
+a platform class; only one may answer. From 0.24 to 0.31 that happens inside a half-imported vllm,
+where `vllm.platforms` and the platform modules are all that can be imported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, cls = path.rpartition(".")
     stock = getattr(importlib.import_module(module), cls)
-    globals()[NAME] = platform = type(NAME, (stock,), {"__module__": __name__, "__doc__": stock.__doc__})
+    globals()[NAME] = platform = type(
+        NAME, (stock,), {"__module__": __name__, "__doc__": stock.__doc__}
+    )
     return platform
 
 

@@ -1,7 +1,7 @@
 """MoE on the CPU until 0.27, by vLLM's own registry of replaced ops.
 
-Upstream: vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py; there the CPU's method
-runs `apply_monolithic`, which routes too, so nothing but handing over can be done here.
+Upstream: vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py; there the CPU's
+method runs `apply_monolithic`, which routes too, so nothing but handing over can be done here.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ def _register(module: ModuleType, installation: Installation, originals: Origina
     registry = importlib.import_module("vllm.model_executor.custom_op").op_registry_oot
     if CLASS in registry:
         raise Refused(f"{CLASS} is replaced already, by {registry[CLASS].__module__}")
-    stock = getattr(module, CLASS)
+    stock: Any = getattr(module, CLASS)
     ledger = installation.ledger
     open_book(ledger)
 
     class Bound(stock):
         __doc__ = stock.__doc__
 
-        def apply_monolithic(self, layer: Any, x: Any, router_logits: Any, *args: Any, **kw: Any) -> Any:
+        def apply_monolithic(
+            self, layer: Any, x: Any, router_logits: Any, *args: Any, **kw: Any
+        ) -> Any:
             result = super().apply_monolithic(layer, x, router_logits, *args, **kw)
             Witness("moe", ledger, layer.layer_name).fired(result)
             return result

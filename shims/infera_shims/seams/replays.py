@@ -1,4 +1,4 @@
-"""Counting what a CUDA graph replays: Python runs when it is captured, never when it is replayed."""
+"""Counting what a CUDA graph replays: Python runs at its capture, never at a replay."""
 
 from __future__ import annotations
 

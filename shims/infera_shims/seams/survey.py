@@ -33,7 +33,7 @@ def layers(worker: Any, installation: Installation) -> Iterator[Layer]:
 
 
 def watch_graphs(worker: Any, installation: Installation) -> None:
-    """Let the ledger tell a CUDA graph's capture, and count its replays where a report is asked for."""
+    """Let the ledger tell a CUDA graph's capture, and count replays where a report is wanted."""
     if worker.device is None or worker.device.type != "cuda":
         return
     import torch
@@ -50,7 +50,9 @@ def _attention(name: str, layer: Any, choice: Choice) -> Layer:
     own = vars(layer)
     if "attn_backend" not in own:
         cls = type(layer).__qualname__
-        return Layer("attention", name, cls, why_not="has its own backend, which no seam here reaches")
+        return Layer(
+            "attention", name, cls, why_not="has its own backend, which no seam here reaches"
+        )
     over: str = layer.attn_backend.get_name()
     # A composite's children and nn.Module's attributes stand in different places: ask the layer.
     if backends.is_ours(layer.impl):
