@@ -8,10 +8,10 @@ kill switch thrown and passing through, twice each, on the same GPU at the same 
 work in turns: one generates while the others wait. Tokens and logprobs are compared bit by bit. Two
 starts of the same vLLM differ by a percent or two in speed, so the second off engine is the control
 of the first, and each round's ratio is that of the two pairs' geometric means. The graphs mode has
-one engine more, no part of the price, that counts what its graphs replay (INFERA_REPORT): it shows
-that the bound code is in them. Each engine has compile caches of its own. Inductor chooses
-reduction kernels by timing them, so two starts of the same stock vLLM may round differently; with
---inductor deterministic, the default here, they do not.
+one engine more, no part of the price: bound by InferaPlatform, it counts what its graphs replay
+(INFERA_REPORT), which shows that the bound code is in them. Each engine has compile caches of its
+own. Inductor chooses reduction kernels by timing them, so two starts of the same stock vLLM may
+round differently; with --inductor deterministic, the default here, they do not.
 
 Models: random weights with spread logits, written by infera_shims.engines.weights.
 """
@@ -38,7 +38,7 @@ PASSING = {"INFERA_ATTENTION": "passthrough", "INFERA_MOE": "passthrough", "INFE
 OFF = {"INFERA_VLLM_OPS_DISABLE": "1"}
 TIMED = {"off": OFF, "passthrough": PASSING, "off again": OFF, "passthrough again": PASSING}
 COUNTED = "counted"
-VARIANTS = {**TIMED, COUNTED: PASSING}
+VARIANTS = {**TIMED, COUNTED: {**PASSING, "INFERA_PLATFORM": "1"}}
 ANSWER = "ANSWER "
 # (requests at once, prompt tokens, tokens to generate)
 LOADS = {1: (128, 96), 64: (128, 64)}

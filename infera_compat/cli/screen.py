@@ -108,6 +108,7 @@ def show(
     rows: Sequence[Row],
     found: Sequence[str],
 ) -> None:
+    """Print the chat, the start-up lines, the tables, and what was found wrong or the verdict."""
     console.print(Text.assemble(("\nQuestion  ", "dim"), question))
     console.print(Text.assemble(("Answer    ", "dim"), (answer, "bold")))
     for run in runs:

@@ -70,7 +70,7 @@ def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(
     models: dict[str, Path], cache_root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Run]:
-    """Start engines for `kinds`, one after the other, in one process (or that process's children)."""
+    """Start engines for `kinds`, one after the other, from one process."""
 
     def start(
         name: str, kinds: tuple[str, ...], compiled: bool, report: bool, **environ: str
