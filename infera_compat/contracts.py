@@ -74,7 +74,11 @@ class Moved:
 
     def __str__(self) -> str:
         """Found, expected, and what it was needed for."""
-        found = "nothing of that name" if self.found is None else self.found.describe()
+        found = (
+            "nothing of that name in a readable source"
+            if self.found is None
+            else self.found.describe()
+        )
         return f"found {found}; expected {self.need.describe()} ({self.need.why})"
 
 
@@ -131,11 +135,20 @@ def definitions(root: Path, needs: Sequence[Need]) -> list[Definition | None]:
     for need in needs:
         module, _, name = need.symbol.partition(":")
         if module not in trees:
-            file = source(root, module)
-            trees[module] = ast.parse(file.read_text(encoding="utf-8")) if file else None
+            trees[module] = _parse(source(root, module))
         tree = trees[module]
         found.append(_find(tree, need.symbol, name, _below(root, module)) if tree else None)
     return found
+
+
+def _parse(file: Path | None) -> ast.Module | None:
+    """The module's syntax tree; None where there is no file, or none that this Python can read."""
+    if file is None:
+        return None
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return None
 
 
 def source(root: Path, module: str) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -16,10 +17,16 @@ class _Watcher(MetaPathFinder):
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Then]] = {}
+        # Modules that were half-imported when they were asked for: looked at again at every later
+        # import, since nothing tells when such a one is done.
+        self.unfinished: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        for name in [name for name in self.unfinished if _is_imported(name)]:
+            self.unfinished.discard(name)
+            self.run(sys.modules[name])
         if fullname not in self.waiting:
             return None
         for finder in sys.meta_path:
@@ -40,10 +47,19 @@ class _Watcher(MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             del vars(loader)["exec_module"]
             loader.exec_module(module)
-            for then in self.waiting.pop(spec.name, ()):
-                then(module)
+            self.run(module)
 
         vars(loader)["exec_module"] = exec_module
+
+    def run(self, module: ModuleType) -> None:
+        """Run all that waits for `module`, then forget it; where one raises, all wait again.
+
+        An error here fails the import, so that the next try imports the module anew.
+        """
+        with ExitStack() as every:
+            for then in reversed(self.waiting[module.__name__]):
+                every.callback(then, module)
+        del self.waiting[module.__name__]
 
 
 _watcher = _Watcher()
@@ -54,9 +70,20 @@ def when_imported(name: str, then: Then) -> None:
 
     An exception from `then` goes to whoever imports the module.
     """
-    if name in sys.modules:
+    if _is_imported(name):
         then(sys.modules[name])
         return
     if _watcher not in sys.meta_path:
         sys.meta_path.insert(0, _watcher)
     _watcher.waiting.setdefault(name, []).append(then)
+    if name in sys.modules:
+        _watcher.unfinished.add(name)
+
+
+def _is_imported(name: str) -> bool:
+    """Whether a module is there, and its code has run to its end."""
+    if name not in sys.modules:
+        return False
+    spec = sys.modules[name].__spec__
+    # importlib marks a spec while its module's code runs.
+    return spec is None or not vars(spec).get("_initializing", False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class Installation:
         self.platform_note: str | None = None
         self._originals: dict[str, Originals] = {}
         self._prepared = False
+        self._unwritable = False
 
     def judge(self) -> None:
         """Find the release and its shim, and decide for each op what is to be bound."""
@@ -70,10 +72,14 @@ class Installation:
         report.release_held()
         self.judge()
         self._warn_of_moved()
-        for choice in self.ledger.choices.values():
-            if choice.kernel:
-                self._bind(choice)
-        self._enforce_choices()
+        try:
+            for choice in self.ledger.choices.values():
+                if choice.kernel:
+                    self._bind(choice)
+            self._enforce_choices()
+        except CompatError:
+            self.restore()
+            raise
         self._salt_compile_cache()
         report.say(self.start_line())
         self._prepared = True
@@ -95,8 +101,18 @@ class Installation:
 
     def append(self, event: str) -> None:
         """Append `event` to INFERA_REPORT's file, where one is asked for."""
-        if self.settings.report:
-            report.append(self.settings.report, event, self.as_json())
+        path = self.settings.report
+        if path is None or self._unwritable:
+            return
+        try:
+            report.append(path, event, self.as_json())
+        except OSError as error:
+            # A report that can't be written must not cost a start or a request.
+            self._unwritable = True
+            report.warn(
+                f"infera-compat: INFERA_REPORT can't be written. Found: {error}. Expected: a file "
+                f"that can be appended to. Nothing more is reported to {path}; vLLM goes on."
+            )
 
     def start_line(self) -> str:
         """The line at registration."""
@@ -152,9 +168,12 @@ class Installation:
         _, shim, _ = self._judged()
         self._originals[choice.op] = Originals()
         with self.whole(choice.op) as originals:
-            choice.seam = _shims().bind(choice, shim, self, originals)
+            seam = _shims().bind(choice, shim, self, originals)
+            # A part that was bound at once may have fallen back already.
+            choice.seam = seam if choice.kernel else None
 
     def _fell_back(self, choice: Choice, reason: str) -> None:
+        self._salt_compile_cache()
         report.warn(
             f"infera-compat: binding {choice.op} failed and was undone; it stays stock. {reason}"
         )
@@ -202,8 +221,8 @@ class Installation:
 
     def _salt_compile_cache(self) -> None:
         """Put the fingerprint into vLLM's compile key, and no key where nothing is bound."""
-        if any(choice.kernel for choice in self.ledger.choices.values()):
-            _shims().salt_compile_cache(FINGERPRINT, self.fingerprint)
+        bound = any(choice.kernel for choice in self.ledger.choices.values())
+        _shims().salt_compile_cache(FINGERPRINT, self.fingerprint if bound else None)
 
 
 class Whole:
@@ -253,7 +272,7 @@ def choose(op: str, asked: str) -> Choice:
 def pick(release: Release) -> tuple[Shim, Verdict]:
     """The shim whose contracts all hold, tried in the order that the version suggests.
 
-    Where none holds whole: the one that holds most, first in that order.
+    Where none holds whole: the one of which least moved, first in that order.
     """
     shims = _shims()
     tried = []
@@ -262,7 +281,7 @@ def pick(release: Release) -> tuple[Shim, Verdict]:
         if not verdict.moved:
             return shim, verdict
         tried.append((shim, verdict))
-    return max(tried, key=lambda pair: pair[1].held / pair[1].of)
+    return min(tried, key=lambda pair: len(pair[1].moved))
 
 
 def _shims() -> Any:
@@ -270,6 +289,7 @@ def _shims() -> Any:
     return importlib.import_module("infera_shims")
 
 
+@cache
 def _sources() -> str:
     """A hash over our own source files: what a traced graph may hold of them."""
     digest = hashlib.sha256()

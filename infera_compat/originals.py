@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 
 class Originals:
@@ -14,23 +15,25 @@ class Originals:
 
     def __init__(self) -> None:
         """Start with nothing replaced."""
-        self._undo: list[Callable[[], object]] = []
+        self._undo = ExitStack()
 
     def replace(self, owner: type, name: str, value: object) -> None:
         """Set `owner.name`, and remember what `vars(owner)` held, or that it held nothing."""
         own = vars(owner)
-        if name in own:
-            before = own[name]
-            self._undo.append(lambda: setattr(owner, name, before))
-        else:
-            self._undo.append(lambda: delattr(owner, name))
+        had, before = name in own, own.get(name)
         setattr(owner, name, value)
+        if had:
+            self._undo.callback(setattr, owner, name, before)
+        else:
+            self._undo.callback(delattr, owner, name)
 
     def on_restore(self, action: Callable[[], object]) -> None:
         """Run `action` too when the originals are put back."""
-        self._undo.append(action)
+        self._undo.callback(action)
 
     def restore(self) -> None:
-        """Put everything back, last change first. Safe to call twice."""
-        while self._undo:
-            self._undo.pop()()
+        """Put everything back, last change first. Safe to call twice.
+
+        One that can't be put back keeps none of the others; its error is raised at the end.
+        """
+        self._undo.close()

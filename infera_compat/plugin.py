@@ -43,7 +43,7 @@ def register_ops() -> None:
     imports.when_imported(RAY_ENV, _carry_to_ray)
     try:
         if disabled(os.environ):
-            imports.when_imported(WORKER, lambda module: report.say(report.off_line()))
+            imports.when_imported(WORKER, _say_off)
             _registered = True
             return
         installation = current()
@@ -81,6 +81,11 @@ def current() -> Installation:
     if _installation is None:
         _installation = Installation(Settings.read(os.environ, KERNELS))
     return _installation
+
+
+def _say_off(module: ModuleType) -> None:
+    report.release_held()
+    report.say(report.off_line())
 
 
 def _watch_worker(worker_base: ModuleType, installation: Installation) -> None:
@@ -122,4 +127,6 @@ def _only_asks() -> bool:
     spec = sys.modules["__main__"].__spec__
     module = spec.name if spec is not None else ""
     is_vllm = Path(sys.argv[0]).name == "vllm" or module.startswith("vllm.entrypoints")
-    return is_vllm and (len(sys.argv) == 1 or not ASKS_ONLY.isdisjoint(sys.argv[1:]))
+    # `--help=all` and `--help=<group>` are vLLM's own (vllm/utils/argparse_utils.py).
+    words = [word.partition("=")[0] for word in sys.argv[1:]]
+    return is_vllm and (not words or not ASKS_ONLY.isdisjoint(words))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from packaging.version import InvalidVersion, Version
 
@@ -78,7 +80,7 @@ def _owner(root: Path) -> metadata.Distribution | None:
             if _owns(distribution, root):
                 return distribution
     # A fork or a vendor's build under another name. Slow, and rare.
-    for name in metadata.packages_distributions().get("vllm", ()):
+    for name in filter(None, metadata.packages_distributions().get("vllm", ())):
         distribution = metadata.distribution(name)
         if _owns(distribution, root):
             return distribution
@@ -87,7 +89,12 @@ def _owner(root: Path) -> metadata.Distribution | None:
 
 def _owns(distribution: metadata.Distribution, root: Path) -> bool:
     """An installed wheel lies beside its metadata; an editable one says where its sources are."""
+    if not distribution.read_text("METADATA"):
+        return False  # the rest of a package that was removed by halves
     if Path(str(distribution.locate_file("vllm"))) == root:
         return True
-    origin = distribution.read_text("direct_url.json") or ""
-    return '"editable": true' in origin and root.parent.as_uri() in origin
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if not origin.get("dir_info", {}).get("editable"):
+        return False
+    sources = Path(unquote(urlsplit(origin["url"]).path))
+    return sources in root.parents

@@ -22,19 +22,26 @@ log = logging.getLogger("vllm.infera_compat")
 # Where vllm/logger.py hangs its handler (every release).
 _VLLM = logging.getLogger("vllm")
 _held: list[str] = []
+_holding = True
 
 
 def say(line: str) -> None:
     """Log at INFO; held while vLLM's tree has no handler yet (front ends from 0.31 on)."""
-    if _VLLM.hasHandlers():
-        release_held()
-        log.info("%s", line)
-    else:
+    if _holding and not _VLLM.handlers:
         _held.append(line)
+        return
+    release_held()
+    log.info("%s", line)
 
 
 def release_held() -> None:
-    """Log what was held; called at the latest when a model is about to be built."""
+    """Log what was held, and hold nothing more: a model is about to be built.
+
+    A vLLM that was told not to configure logging has no handler then either; its lines go where the
+    user's own configuration sends them.
+    """
+    global _holding
+    _holding = False
     while _held:
         log.info("%s", _held.pop(0))
 

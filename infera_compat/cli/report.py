@@ -14,6 +14,7 @@ from infera_compat import install
 from infera_compat.errors import OFF_SWITCH, CompatError
 from infera_compat.settings import REPORT, Settings, disabled
 
+FIELDS = {"event", "pid", "process", "role", "rank", "vllm", "steps", "layers", "unknown_layers"}
 NOT_KNOWN = (
     "not known yet: layers are known where a model is built (INFERA_REPORT=file, then --from)"
 )
@@ -71,15 +72,17 @@ def read_events(path: Path) -> list[dict[str, Any]]:
             do="Run vLLM with it set first.",
         )
     latest: dict[tuple[int, str], dict[str, Any]] = {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             entry = json.loads(line)
+            if missing := FIELDS - set(entry):
+                raise ValueError(f"no {', '.join(sorted(missing))}")
             latest[entry["pid"], entry["process"]] = entry
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, TypeError) as error:
             raise CompatError(
                 f"line {number} of {path} is not one of infera-compat's",
-                found=line[:80],
-                expected="a JSON object with event, pid and process",
+                found=f"{line[:80].decode('utf-8', 'replace')!r} ({error})",
+                expected=f"a JSON object with {', '.join(sorted(FIELDS))}",
                 do=f"Give the file that {REPORT} named.",
             ) from error
     return list(latest.values())

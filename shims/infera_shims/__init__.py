@@ -34,10 +34,11 @@ def order(version: Version | None) -> tuple[Shim, ...]:
     shims = [_shim(name) for name in LINES]
     if version is None:
         return tuple(reversed(shims))
-    minor = (version.major, version.minor + (1 if version.is_devrelease else 0))
+    dev = version.is_devrelease
+    minor = (version.major, version.minor + (1 if dev else 0))
     own = max((i for i, shim in enumerate(shims) if shim.first <= minor), default=0)
-    # Its own, then what lies nearest, the newer of two first.
-    nearest = sorted(range(len(shims)), key=lambda i: (abs(i - own), -i))
+    # Its own, then what lies nearest; of two, the newer first, but for a dev build the one before.
+    nearest = sorted(range(len(shims)), key=lambda i: (abs(i - own), i if dev else -i))
     return tuple(shims[i] for i in nearest)
 
 
@@ -64,10 +65,16 @@ def bind(choice: Choice, shim: Shim, installation: Installation, originals: Orig
     return bind_seam(choice, shim, installation, originals)
 
 
-def salt_compile_cache(name: str, fingerprint: Callable[[], str]) -> None:
-    """Let `fingerprint` into the key of vLLM's compile caches (vllm/envs.py, every release)."""
-    envs = importlib.import_module("vllm.envs")
-    envs.environment_variables[name] = fingerprint
+def salt_compile_cache(name: str, fingerprint: Callable[[], str] | None) -> None:
+    """Let `fingerprint` into the key of vLLM's compile caches (vllm/envs.py, every release).
+
+    None takes it out again.
+    """
+    variables = importlib.import_module("vllm.envs").environment_variables
+    if fingerprint is None:
+        variables.pop(name, None)
+    else:
+        variables[name] = fingerprint
 
 
 def _shim(name: str) -> Shim:

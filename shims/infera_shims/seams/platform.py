@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -22,7 +24,7 @@ log = logging.getLogger("vllm.infera_compat")
 
 def choose() -> tuple[str | None, str | None]:
     """InferaPlatform's path, or None and the reason why the stock platform is left alone."""
-    others = [entry.name for entry in _allowed_others() if _answers(entry)]
+    others = [entry.name for entry in _allowed_others() if _asked(partial(_answer, entry))]
     if others:
         return None, f"platform plugin {', '.join(others)} is active, and vLLM allows one"
     if _stock_path() is None:
@@ -50,8 +52,12 @@ def __getattr__(name: str) -> Any:
 
 def _stock_path() -> str | None:
     """The one builtin platform that detects itself."""
-    detectors = importlib.import_module("vllm.platforms").builtin_platform_plugins
-    found = [path for path in (detect() for detect in detectors.values()) if path is not None]
+    try:
+        detectors = importlib.import_module("vllm.platforms").builtin_platform_plugins
+    except ImportError as error:
+        log.debug("vllm.platforms can't be imported: %s", error)
+        return None
+    found = [path for path in map(_asked, detectors.values()) if path is not None]
     return found[0] if len(found) == 1 else None
 
 
@@ -64,10 +70,15 @@ def _allowed_others() -> list[EntryPoint]:
     ]
 
 
-def _answers(entry: EntryPoint) -> bool:
-    """Whether another plugin will claim the platform; vLLM asks it too, and takes errors as no."""
+def _answer(entry: EntryPoint) -> str | None:
+    path: str | None = entry.load()()
+    return path
+
+
+def _asked(detect: Callable[[], str | None]) -> str | None:
+    """What a detector answers: a path or None; vLLM takes an error as no, and so do we."""
     try:
-        return entry.load()() is not None
-    except Exception as error:  # noqa: BLE001 (whatever another plugin raises, vLLM reads as no)
-        log.debug("platform plugin %s does not answer: %s", entry.name, error)
-        return False
+        return detect()
+    except Exception as error:  # noqa: BLE001 (whatever a detector raises means no)
+        log.debug("platform detector %s does not answer: %s", detect, error)
+        return None

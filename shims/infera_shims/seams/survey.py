@@ -47,14 +47,12 @@ def watch_graphs(worker: Any, installation: Installation) -> None:
 
 
 def _attention(name: str, layer: Any, choice: Choice) -> Layer:
-    own = vars(layer)
-    if "attn_backend" not in own:
+    if not hasattr(layer, "attn_backend") or not hasattr(layer, "impl"):
         cls = type(layer).__qualname__
         return Layer(
             "attention", name, cls, why_not="has its own backend, which no seam here reaches"
         )
     over: str = layer.attn_backend.get_name()
-    # A composite's children and nn.Module's attributes stand in different places: ask the layer.
     if backends.is_ours(layer.impl):
         return Layer("attention", name, over, choice.seam, choice.kernel)
     if choice.kernel is None:
@@ -66,6 +64,9 @@ def _attention(name: str, layer: Any, choice: Choice) -> Layer:
 
 def _moe(name: str, layer: Any, choice: Choice, shim: Shim) -> Layer:
     method = attrgetter(shim.moe_method)(layer)
+    if not hasattr(method, "moe_kernel"):
+        over = type(method).__qualname__
+        return Layer("moe", name, over, why_not="its method is none of stock vLLM's")
     kernel = method.moe_kernel
     if kernel is None:
         over = type(method).__qualname__

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from infera_compat import report
-from infera_compat.ledger import SERVING
+from infera_compat.ledger import SERVING, Layer
 
 if TYPE_CHECKING:
     from infera_compat.install import Installation
@@ -40,17 +40,31 @@ def watch(worker_base: ModuleType, installation: Installation) -> None:
     base.__init__ = __init__  # type: ignore[misc]
 
 
+def _survey(worker: Any, installation: Installation) -> list[Layer]:
+    """The model's layers; taking them down must not cost a start, whatever they are made of."""
+    survey = importlib.import_module("infera_shims.seams.survey")
+    try:
+        survey.watch_graphs(worker, installation)
+        return list(survey.layers(worker, installation))
+    except Exception as error:  # noqa: BLE001 (the model is built and works; only our book is not)
+        if installation.settings.strict:
+            raise
+        report.warn(
+            f"infera-compat: the model's layers can't be taken down ({type(error).__name__}: "
+            f"{error}). What was bound stays bound; the report has no layers."
+        )
+        return []
+
+
 def _follow(worker: Any, installation: Installation) -> None:
     """Shadow the methods of one worker that say where it stands."""
     ledger = installation.ledger
     load_model, execute_model = worker.load_model, worker.execute_model
-    survey = importlib.import_module("infera_shims.seams.survey")
 
     @functools.wraps(load_model)
     def load_and_survey(*args: Any, **kwargs: Any) -> Any:
         result = load_model(*args, **kwargs)
-        survey.watch_graphs(worker, installation)
-        installation.model_built(survey.layers(worker, installation), worker.rank)
+        installation.model_built(_survey(worker, installation), worker.rank)
         return result
 
     @functools.wraps(execute_model)

@@ -1,0 +1,239 @@
+"""Every way in which a definition can move is seen, and said with what was found and expected."""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_vllm import FUSED_MOE, Fake
+
+import infera_shims
+from infera_compat import release
+from infera_compat.contracts import ANY, Moved, Need, Verdict, hashes, judge
+from infera_compat.install import pick
+
+# What 0.32.0's files parse to that its shim reads; 0.22.1's and 0.23.0's to less.
+NODES = 45_000
+
+SOURCE = {
+    "method": "class Layer:\n    def forward(self, query, key, out=None):\n        pass\n",
+    "classmethod": "class Layer:\n    @classmethod\n    def forward(cls, query, key): ...\n",
+    "staticmethod": "class Layer:\n    @staticmethod\n    def forward():\n        pass\n",
+    "property": "class Layer:\n    @property\n    def forward(self):\n        pass\n",
+    "function": "def forward(query, key, *rest, scale, **more):\n    pass\n",
+    "class": "@Registry.register('layer')\nclass Layer(Base):\n    pass\n",
+    "variable": "registry: dict[str, type] = {}\n",
+}
+NEEDS = {
+    "method": Need("moe", "vllm.a.b:Layer.forward", "method", "w", ("self", "query", "key", "out")),
+    "classmethod": Need(
+        "moe", "vllm.a.b:Layer.forward", "classmethod", "w", ("cls", "query", "key")
+    ),
+    "staticmethod": Need("moe", "vllm.a.b:Layer.forward", "staticmethod", "w", ()),
+    "property": Need("moe", "vllm.a.b:Layer.forward", "property", "w", ("self",)),
+    "function": Need(
+        "moe", "vllm.a.b:forward", "function", "w", ("query", "key", "*rest", "scale", "**more")
+    ),
+    "class": Need("moe", "vllm.a.b:Layer", "class", "w", decorator="layer"),
+    "variable": Need("moe", "vllm.a.b:registry", "variable", "w"),
+}
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Callable[[Need, str], Verdict]:
+    """Hold vllm/a/b.py of this source against one need."""
+
+    def hold(need: Need, source: str) -> Verdict:
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / "a" / "b.py").write_text(source, "utf-8")
+        return judge(tmp_path, [need], {})
+
+    return hold
+
+
+Held = Callable[[Need, str], Verdict]
+
+
+@pytest.mark.parametrize("kind", NEEDS)
+def test_what_stands_as_it_stood_holds(held: Held, kind: str) -> None:
+    assert held(NEEDS[kind], SOURCE[kind]) == Verdict(1, 1)
+
+
+MOVES = {
+    "renamed parameter": ("method", "key", "keys"),
+    "reordered": ("method", "query, key", "key, query"),
+    "one more parameter": ("method", "out=None", "out=None, scale=None"),
+    "one parameter fewer": ("method", ", out=None", ""),
+    "now keyword-only": ("method", "key, out", "key, *, out"),
+    "now takes any": ("method", "out=None", "*out"),
+    "the rest renamed": ("function", "**more", "**kwargs"),
+    "no longer keyword-only": ("function", "*rest, scale", "scale"),
+    "a static method": ("classmethod", "@classmethod", "@staticmethod"),
+    "a plain method": ("classmethod", "    @classmethod\n", ""),
+    "a class method": ("method", "    def", "    @classmethod\n    def"),
+    "a property": ("method", "    def", "    @property\n    def"),
+    "the class renamed": ("method", "class Layer", "class OldLayer"),
+    "the method renamed": ("method", "def forward", "def forward_cuda"),
+    "a function": ("class", "@Registry.register('layer')\nclass Layer(Base)", "def Layer()"),
+    "a variable": (
+        "class",
+        "@Registry.register('layer')\nclass Layer(Base):\n    pass",
+        "Layer = 1",
+    ),
+    "registered otherwise": ("class", "'layer'", "'other'"),
+    "no longer registered": ("class", "@Registry.register('layer')\n", ""),
+    "the variable renamed": ("variable", "registry", "registry_oot"),
+    "the variable a function": (
+        "variable",
+        "registry: dict[str, type] = {}",
+        "def registry(): ...",
+    ),
+    "imported from elsewhere": (
+        "variable",
+        "registry: dict[str, type] = {}",
+        "from x import registry",
+    ),
+    "nested in a function": ("variable", "registry", "def make():\n    registry"),
+}
+
+
+@pytest.mark.parametrize(("kind", "before", "after"), MOVES.values(), ids=MOVES)
+def test_each_kind_of_move_is_seen(held: Held, kind: str, before: str, after: str) -> None:
+    source = SOURCE[kind]
+    assert before in source
+    verdict = held(NEEDS[kind], source.replace(before, after))
+    assert (verdict.held, verdict.of, len(verdict.moved)) == (0, 1, 1)
+    text = str(verdict.moved[0])
+    assert NEEDS[kind].describe() in text
+    assert "a/b.py:" in text or "nothing of that name" in text
+
+
+def test_a_move_is_described_by_what_was_found_where_and_what_was_expected(held: Held) -> None:
+    moved = held(NEEDS["method"], "\n" + SOURCE["method"].replace("key", "keys")).moved[0]
+    assert str(moved) == (
+        "found method vllm.a.b:Layer.forward(self, query, keys, out) at a/b.py:3; "
+        "expected method vllm.a.b:Layer.forward(self, query, key, out) (w)"
+    )
+    moved = held(NEEDS["class"], SOURCE["class"].replace("'layer'", "'other'")).moved[0]
+    assert "registered as 'other' at a/b.py:2" in str(moved)
+    assert "registered as 'layer'" in str(moved)
+
+
+def test_a_file_that_is_gone_is_a_move(tmp_path: Path) -> None:
+    verdict = judge(tmp_path, [NEEDS["method"]], {})
+    assert verdict.moved == (Moved(NEEDS["method"], None),)
+    assert hashes(tmp_path, [NEEDS["method"]]) == {"a/b.py": ""}
+
+
+def test_a_module_that_became_a_package_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "__init__.py").write_text(SOURCE["variable"])
+    assert judge(tmp_path, [NEEDS["variable"]], {}) == Verdict(1, 1)
+    assert list(hashes(tmp_path, [NEEDS["variable"]])) == ["a/b/__init__.py"]
+
+
+def test_a_file_that_this_python_cannot_parse_is_a_move_and_no_error(held: Held) -> None:
+    assert held(
+        NEEDS["method"], "class Layer:\n    def forward(self, query, key,, out): ...\n"
+    ).moved
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "if {0}:\n{1}else:\n    pass\n",
+        "try:\n{1}except ImportError:\n    pass\n",
+        "if 0:\n    pass\nelse:\n{1}",
+    ],
+)
+@pytest.mark.parametrize("kind", ["function", "variable", "method"])
+def test_a_definition_inside_if_or_try_is_found(held: Held, kind: str, block: str) -> None:
+    inner = "".join(f"    {line}\n" for line in SOURCE[kind].splitlines())
+    assert not held(NEEDS[kind], block.format("True", inner)).moved
+
+
+def test_an_open_end_admits_what_follows_and_nothing_before(held: Held) -> None:
+    need = Need("moe", "vllm.a.b:Layer.forward", "method", "w", ("self", "query", ANY))
+    assert not held(need, SOURCE["method"]).moved
+    assert not held(need, "class Layer:\n    def forward(self, query): ...\n").moved
+    assert held(need, "class Layer:\n    def forward(self, new, query): ...\n").moved
+    assert held(need, "class Layer:\n    def forward(self): ...\n").moved
+
+
+def test_what_the_worker_needs_every_op_needs(tmp_path: Path) -> None:
+    needs = [Need(op, f"vllm.a:{op}", "class", "w") for op in ("worker", "attention", "moe")]
+    verdict = judge(tmp_path, needs, {})
+    assert [moved.need.op for moved in verdict.moved_for("moe")] == ["worker", "moe"]
+    assert [moved.need.op for moved in verdict.moved_for("attention")] == ["worker", "attention"]
+
+
+def test_files_known_whole_are_not_read_again(held: Held, tmp_path: Path) -> None:
+    need = NEEDS["method"]
+    held(need, "class Layer:\n    pass\n")
+    known = {name: [sha] for name, sha in hashes(tmp_path, [need]).items()}
+    assert judge(tmp_path, [need], known) == Verdict(1, 1, known=True)
+
+
+def test_one_unknown_file_and_all_are_read(tmp_path: Path) -> None:
+    needs = [Need("moe", f"vllm.{name}:Thing", "class", "w") for name in ("a", "b")]
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text("class Thing: ...\n")
+    known = {name: [sha] for name, sha in hashes(tmp_path, needs).items()}
+    (tmp_path / "b.py").write_text("class Other: ...\n")
+    assert [moved.need.symbol for moved in judge(tmp_path, needs, known).moved] == ["vllm.b:Thing"]
+
+
+def test_hashes_recorded_for_another_shim_do_not_count(
+    make_fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_fake("v0_23").root
+    by_name = {shim.name: shim for shim in infera_shims.order(None)}
+    known = {name: [sha] for name, sha in hashes(root, by_name["v0_22"].needs).items()}
+    monkeypatch.setattr(infera_shims, "recorded", lambda: {"main": known})
+    shim, verdict = pick(release.at(root))
+    assert (shim.name, verdict.known) == ("v0_23", False)
+
+
+@pytest.mark.parametrize("line", infera_shims.LINES)
+def test_the_whole_comparison_of_a_vllm_of_full_size_takes_no_longer_than_300_ms(
+    make_fake: Callable[..., Fake], line: str
+) -> None:
+    fake = make_fake(line)
+    shim = next(shim for shim in infera_shims.order(None) if shim.name == line)
+    names = list(hashes(fake.root, shim.needs))
+    for name in names:
+        pad(fake.root / name, NODES // len(names))
+    took = []
+    for _ in range(3):
+        start = time.perf_counter()
+        verdict = judge(fake.root, shim.needs, {})
+        took.append(time.perf_counter() - start)
+        assert not verdict.moved
+    assert min(took) <= 0.3
+
+
+def pad(file: Path, nodes: int) -> None:
+    """Append functions until the file parses to so many more nodes."""
+    body = "".join(
+        f"    if self.size > {n} and name in config:\n"
+        f"        self.values[name].append(transform(name, scale=config[name] * {n}))\n"
+        for n in range(8)
+    )
+    each = sum(1 for _ in ast.walk(ast.parse(f"def padding(self, name, config):\n{body}")))
+    functions = (f"\ndef padding_{n}(self, name, config):\n{body}" for n in range(nodes // each))
+    with file.open("a", encoding="utf-8") as text:
+        text.writelines(functions)
+
+
+def test_a_moved_parameter_of_one_op_leaves_the_other_ops_needs_held(fake: Fake) -> None:
+    fake.edit(
+        f"{FUSED_MOE}/modular_kernel.py",
+        "def __init__(self, prepare_finalize, fused_experts)",
+        "def __init__(self, finalize, prepare_finalize, fused_experts)",
+    )
+    verdict = pick(release.at(fake.root))[1]
+    assert [moved.need.op for moved in verdict.moved] == ["moe"]
+    assert not verdict.moved_for("attention")

@@ -1,0 +1,112 @@
+"""What the operator reads, and that it can be read at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from fake_vllm import Fake
+
+BOTH = {"INFERA_ATTENTION": "passthrough", "INFERA_MOE": "passthrough"}
+LAYERS = ("attention", "modular-moe", "attention", "mla")
+
+
+@pytest.mark.parametrize(
+    ("line", "configures_logging", "ops"),
+    [
+        ("main", True, BOTH),
+        ("main", False, BOTH),
+        ("main", False, {}),
+        ("v0_22", True, {}),
+        ("v0_23", True, BOTH),
+    ],
+)
+def test_a_process_that_serves_says_two_lines_and_no_more(
+    make_fake: Callable[..., Fake], line: str, configures_logging: bool, ops: dict[str, str]
+) -> None:
+    ran = make_fake(line, configures_logging=configures_logging).serve(*LAYERS, steps=3, **ops)
+    assert [level for level, _ in ran.log] == ["INFO", "INFO"]
+    start, built = ran.said("INFO")
+    assert "on vLLM" in start
+    assert "model built" in built
+    assert ran.err == ""
+
+
+def test_the_start_line_names_release_shim_contracts_seams_and_the_way_out(fake: Fake) -> None:
+    start = fake.serve(*LAYERS, **BOTH).said("INFO")[0]
+    assert start == (
+        "infera-compat 0.1.0 on vLLM 0.32.0 (no distribution, a source tree) "
+        "(shim main, contracts 21/21): attention: passthrough by get_attn_backend_cls; "
+        "moe: passthrough by modular_kernel. INFERA_VLLM_OPS_DISABLE=1 switches all of this off."
+    )
+
+
+def test_the_second_line_names_each_ops_layers_and_the_reason_of_the_stock_ones(fake: Fake) -> None:
+    built = fake.serve(*LAYERS, **BOTH).said("INFO")[1]
+    assert built.splitlines() == [
+        "infera-compat: model built",
+        "  attention: 2/3 layers by get_attn_backend_cls over CPU_ATTN, passthrough; "
+        "1/3 layers stock (MLA: MLA: this seam does not take it)",
+        "  moe: 1/1 layers by modular_kernel over TritonExperts, passthrough",
+    ]
+
+
+def test_an_op_without_layers_is_said_to_have_none(fake: Fake) -> None:
+    assert "moe: the model has no such layers" in fake.serve("attention", **BOTH).said("INFO")[1]
+
+
+def test_a_front_end_that_builds_no_model_says_nothing(fake: Fake) -> None:
+    ran = fake.run(
+        "import vllm.logger\nfrom vllm.plugins import load_general_plugins\nload_general_plugins()",
+        **BOTH,
+    )
+    assert (ran.out, ran.err) == ("", "")
+
+
+SAY = """
+    import logging
+    from infera_compat import report
+    {first}
+    report.say("one")
+    report.say("two")
+    import vllm.logger
+    vllm.logger.configure()
+    print("configured", flush=True)
+    {then}
+    """
+
+
+@pytest.mark.parametrize(
+    ("then", "lines"),
+    [
+        ("report.say('three')", ["configured", "INFO|one", "INFO|two", "INFO|three"]),
+        ("report.release_held()\nreport.release_held()", ["configured", "INFO|one", "INFO|two"]),
+        ("", ["configured"]),
+    ],
+)
+def test_a_line_is_held_until_vllms_tree_has_a_handler(
+    make_fake: Callable[..., Fake], then: str, lines: list[str]
+) -> None:
+    fake = make_fake(configures_logging=False)
+    ran = fake.run(SAY.format(first="", then=then.replace("\n", "\n    ")))
+    assert (ran.out.splitlines(), ran.err) == (lines, "")
+
+
+def test_a_line_is_said_at_once_where_the_tree_has_a_handler(fake: Fake) -> None:
+    ran = fake.run(SAY.format(first="import vllm.logger", then=""))
+    assert ran.out.splitlines() == ["INFO|one", "INFO|two", "configured"]
+
+
+def test_a_handler_of_the_users_root_logger_does_not_swallow_a_line(
+    make_fake: Callable[..., Fake],
+) -> None:
+    fake = make_fake(configures_logging=False)
+    ran = fake.run(SAY.format(first="logging.basicConfig()", then="report.release_held()"))
+    assert (ran.out + ran.err).count("one") == 1
+
+
+def test_lines_go_where_vllms_own_go(fake: Fake) -> None:
+    fake.edit("logger.py", "ext://sys.stdout", "ext://sys.stderr")
+    ran = fake.serve("attention", **BOTH)
+    assert ran.log == []
+    assert ran.err.count("INFO|infera-compat") == 2

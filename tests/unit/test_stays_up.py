@@ -1,0 +1,133 @@
+"""Nothing of ours stops a start by accident, nor a step: what we can't read stays stock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_vllm import FUSED_MOE, Fake
+
+BOTH = {"INFERA_ATTENTION": "passthrough", "INFERA_MOE": "passthrough"}
+SERVE = """
+    from vllm.fake_engine import Engine
+    engine = Engine("attention", "modular-moe")
+    answer(first=engine.step(2))
+    """
+RIGHT = [13, 19]
+
+
+@pytest.mark.parametrize(("where", "ops"), [("a folder", {}), ("below a file", BOTH)])
+def test_a_report_that_cannot_be_written(
+    fake: Fake, tmp_path: Path, where: str, ops: dict[str, str]
+) -> None:
+    (tmp_path / "file").touch()
+    target = tmp_path if where == "a folder" else tmp_path / "file" / "report.jsonl"
+    ran = fake.run(SERVE, INFERA_REPORT=str(target), **ops)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert ran.answer["first"] == RIGHT
+
+
+@pytest.mark.parametrize("ops", [{}, BOTH], ids=["auto", "passthrough"])
+def test_an_attention_layer_of_another_shape(fake: Fake, ops: dict[str, str]) -> None:
+    fake.edit(
+        "model_executor/layers/mamba.py",
+        "static_forward_context[prefix] = self",
+        "static_forward_context[prefix] = self\n"
+        "        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend\n"
+        "        self.attn_backend = CPUAttentionBackend",
+    )
+    ran = fake.run(SERVE.replace('"modular-moe"', '"modular-moe", "mamba"'), **ops)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert ran.answer["first"] == RIGHT
+
+
+@pytest.mark.parametrize("ops", [{}, BOTH], ids=["auto", "passthrough"])
+def test_a_moe_method_of_somebody_elses(fake: Fake, ops: dict[str, str]) -> None:
+    fake.edit(
+        f"{FUSED_MOE}/routed_experts.py",
+        "self.quant_method = UnquantizedFusedMoEMethod(kind)",
+        "self.quant_method = Theirs()\n\n"
+        "class Theirs:\n"
+        "    def run(self, layer, x):\n"
+        "        return [3 * token + 1 for token in x]",
+    )
+    ran = fake.run(SERVE, **ops)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert ran.answer["first"] == RIGHT
+
+
+def test_a_source_file_that_this_python_cannot_parse(fake: Fake) -> None:
+    fake.edit(
+        f"{FUSED_MOE}/runner/moe_runner.py", "class MoERunner:", "class MoERunner:\n    def = 1"
+    )
+    ran = fake.run(SERVE.replace(', "modular-moe"', ""), **BOTH)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert ran.answer["first"] == [4, 6]
+
+
+def test_metadata_that_is_half_gone(make_fake: Callable[..., Fake]) -> None:
+    fake = make_fake(text="")
+    fake.write("vllm-0.32.0.dist-info/RECORD", "vllm/__init__.py,,\n")
+    ran = fake.run(SERVE, **BOTH)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert "on vLLM unknown" in ran.said("INFO")[0]
+
+
+def test_a_worker_module_without_the_class_we_know(fake: Fake) -> None:
+    fake.edit("v1/worker/worker_base.py", "class WorkerBase:", "class OldWorkerBase:")
+    fake.edit("v1/worker/gpu_worker.py", "import WorkerBase", "import OldWorkerBase as WorkerBase")
+    ran = fake.run(SERVE, **BOTH)
+    assert ran.answer["first"] == RIGHT
+    (warning,) = ran.said("WARNING")
+    assert "no WorkerBase with a constructor" in warning
+    assert "stay stock" in warning
+
+
+def test_a_module_that_is_still_being_imported_when_plugins_are_loaded(fake: Fake) -> None:
+    fake.edit(
+        "v1/worker/worker_base.py",
+        "class WorkerBase:",
+        "from vllm.plugins import load_general_plugins\n\n"
+        "load_general_plugins()\n\n"
+        "class WorkerBase:",
+    )
+    ran = fake.run(
+        """
+        import vllm.v1.worker.worker_base
+        from vllm.fake_engine import Engine
+        engine = Engine("attention")
+        engine.step()
+        answer(layers=engine.layers())
+        """,
+        **BOTH,
+    )
+    assert ran.said("WARNING") == []
+    assert ran.answer["layers"]["model.layers.0.self_attn.attn"]["bound"]
+
+
+def test_an_error_in_the_model_is_the_models_own(fake: Fake) -> None:
+    ran = fake.run("from vllm.fake_engine import Engine\nEngine('attention', 5)", **BOTH)
+    assert ran.status != 0
+    assert ran.err.strip().splitlines()[-1].startswith("AttributeError: 'int' object")
+
+
+def test_an_error_in_a_step_leaves_the_count_of_steps_and_the_phase(fake: Fake) -> None:
+    ran = fake.run(
+        """
+        from vllm.fake_engine import Engine
+        engine = Engine("attention")
+        model, engine.worker.model = engine.worker.model, lambda x: 1 / 0
+        try:
+            engine.step()
+        except ZeroDivisionError:
+            pass
+        engine.worker.model = model
+        engine.worker.profile()
+        answer(steps=engine.report()["steps"], layers=engine.layers())
+        """,
+        **BOTH,
+    )
+    assert ran.answer["steps"] == 0
+    calls = ran.answer["layers"]["model.layers.0.self_attn.attn"]["calls"]
+    assert (calls["profile"], calls["serving"]) == (2, 0)
