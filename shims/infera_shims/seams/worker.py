@@ -46,7 +46,7 @@ def _survey(worker: Any, installation: Installation) -> list[Layer]:
     try:
         survey.watch_graphs(worker, installation)
         return list(survey.layers(worker, installation))
-    except Exception as error:  # noqa: BLE001 (the model is built and works; only our book is not)
+    except Exception as error:
         if installation.settings.strict:
             raise
         report.warn(
