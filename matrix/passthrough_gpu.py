@@ -11,7 +11,9 @@ of the first, and each round's ratio is that of the two pairs' geometric means. 
 one engine more, no part of the price: bound by InferaPlatform, it counts what its graphs replay
 (INFERA_REPORT), which shows that the bound code is in them. Each engine has compile caches of its
 own. Inductor chooses reduction kernels by timing them, so two starts of the same stock vLLM may
-round differently; with --inductor deterministic, the default here, they do not.
+round differently; --inductor deterministic, the default here, takes that away, but not all: stock
+0.23.0 was seen to come out in one of two roundings a start (64 requests, graphs). So `outcomes` has
+each engine's own hash: what a passing-through start gives must be what some off start gives.
 
 Models: random weights with spread logits, written by infera_shims.engines.weights.
 """
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import hashlib
 import json
 import random
 import statistics
@@ -222,6 +225,7 @@ def measure(
                 "inductor": inductor if mode == "graphs" else None,
                 "equal": all(compared[name] == stock for name in names if VARIANTS[name] != OFF),
                 "control_equal": compared["off again"] == stock,
+                "outcomes": {name: _hash(answers) for name, answers in compared.items()},
                 "values_compared": sum(6 * len(request["ids"]) for request in stock),
                 "distinct_tokens": len({i for request in stock for i in request["ids"]}),
                 "off_tok_s": statistics.median(off),
@@ -247,6 +251,11 @@ def measure(
     for engine in engines.values():
         engine.close()
     return cells
+
+
+def _hash(answers: Any) -> str:
+    """A name for what an engine answered: all tokens and logprobs, to the bit."""
+    return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _means(speeds: dict[str, list[float]], name: str) -> list[float]:
