@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from infera_compat import __version__, report
+from infera_compat.binding import Binding
 from infera_compat.contracts import Verdict, judge
-from infera_compat.errors import CompatError, Refused
+from infera_compat.errors import CompatError
 from infera_compat.ledger import Choice, Layer, Ledger
-from infera_compat.originals import Originals
 from infera_compat.release import Release, installed
 from infera_compat.settings import AUTO, OFF, PASSTHROUGH, Settings
 
@@ -44,7 +43,7 @@ class Installation:
         self.verdict: Verdict | None = None
         self.rank: int | None = None
         self.platform_note: str | None = None
-        self._originals: dict[str, Originals] = {}
+        self._bindings: dict[str, Binding] = {}
         self._prepared = False
         self._unwritable = False
 
@@ -142,14 +141,10 @@ class Installation:
             **self.ledger.as_json(),
         }
 
-    def whole(self, op: str) -> Whole:
-        """Bind a part of `op` inside this: an error there puts the whole op back to stock."""
-        return Whole(self.ledger.choices[op], self._originals[op], self._fell_back)
-
     def restore(self) -> None:
         """Put every original back."""
-        for originals in self._originals.values():
-            originals.restore()
+        for binding in self._bindings.values():
+            binding.originals.restore()
 
     def fingerprint(self) -> str:
         """What a compiled graph depends on: our version, our sources, what is bound.
@@ -166,9 +161,11 @@ class Installation:
 
     def _bind(self, choice: Choice) -> None:
         _, shim, _ = self._judged()
-        self._originals[choice.op] = Originals()
-        with self.whole(choice.op) as originals:
-            seam = _shims().bind(choice, shim, self, originals)
+        binding = self._bindings[choice.op] = Binding(
+            choice, self.ledger, self.settings, self.platform_note, self._fell_back
+        )
+        with binding:
+            seam = _shims().bind(binding, shim)
             # A part that was bound at once may have fallen back already.
             choice.seam = seam if choice.kernel else None
 
@@ -223,40 +220,6 @@ class Installation:
         """Put the fingerprint into vLLM's compile key, and no key where nothing is bound."""
         bound = any(choice.kernel for choice in self.ledger.choices.values())
         _shims().salt_compile_cache(FINGERPRINT, self.fingerprint if bound else None)
-
-
-class Whole:
-    """A context in which an op is bound whole: leaving it by an error restores the originals.
-
-    A CompatError (a stop the operator asked for) goes on; any other Exception leaves the op stock.
-    """
-
-    def __init__(
-        self, choice: Choice, originals: Originals, fell_back: Callable[[Choice, str], None]
-    ) -> None:
-        """Guard `choice`, undoing with `originals`."""
-        self._choice, self._originals, self._fell_back = choice, originals, fell_back
-
-    def __enter__(self) -> Originals:
-        """The undo list that the binding writes."""
-        return self._originals
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        """Restore on any error; swallow what may fall back."""
-        if error is None:
-            return False
-        self._originals.restore()
-        if isinstance(error, CompatError) or not isinstance(error, Exception):
-            return False
-        reason = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-        self._choice.refuse(reason)
-        self._fell_back(self._choice, reason)
-        return True
 
 
 def choose(op: str, asked: str) -> Choice:

@@ -17,9 +17,7 @@ from packaging.version import Version
 from infera_shims.shim import Shim
 
 if TYPE_CHECKING:
-    from infera_compat.install import Installation
-    from infera_compat.ledger import Choice
-    from infera_compat.originals import Originals
+    from infera_compat.binding import Binding
 
 # Oldest first; each holds from its own line of releases on, until the next one's.
 LINES = ("v0_22", "v0_23", "main")
@@ -54,15 +52,15 @@ def recorded() -> dict[str, dict[str, list[str]]]:
     return files
 
 
-def bind(choice: Choice, shim: Shim, installation: Installation, originals: Originals) -> str:
-    """Bind what `choice` asks for by the op's seam on this platform; returns the seam's name.
+def bind(binding: Binding, shim: Shim) -> str:
+    """Bind an op by its seam on this platform; returns the seam's name.
 
     Raises Refused where it can't be done with certainty.
     """
-    name = "backend_cls" if choice.op == "attention" else shim.moe_seam(_device_type())
-    seam = importlib.import_module(f"infera_shims.seams.{name}")
-    bind_seam: Callable[[Choice, Shim, Installation, Originals], str] = seam.bind
-    return bind_seam(choice, shim, installation, originals)
+    is_attention = binding.choice.op == "attention"
+    name = "backend_cls" if is_attention else shim.moe_seam(_device_type())
+    bind_seam: Callable[[Binding], str] = importlib.import_module(f"infera_shims.seams.{name}").bind
+    return bind_seam(binding)
 
 
 def salt_compile_cache(name: str, fingerprint: Callable[[], str] | None) -> None:

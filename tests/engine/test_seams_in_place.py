@@ -106,3 +106,40 @@ def test_registering_imports_nothing_of_vllm_and_takes_no_time() -> None:
         assert new == []
         times.append(took)
     assert sorted(times)[2] <= 0.020, times
+
+
+WHOLE_PLATFORM = """
+import json
+from vllm.platforms import current_platform
+active, stock = type(current_platform), type(current_platform).__mro__[1]
+print(json.dumps({"own": sorted(set(vars(active)) - {"__module__", "__doc__"}),
+  "base": stock.__module__.split(".")[0],
+  "vit": str(active.get_vit_attn_backend(64, __import__("torch").bfloat16)),
+  "stock_vit": str(stock.get_vit_attn_backend(64, __import__("torch").bfloat16))}))
+"""
+
+
+def test_the_platform_overrides_nothing_until_attention_is_bound() -> None:
+    """Encoders' attention, memory, devices: all of it is the stock platform's own."""
+    found = asked(WHOLE_PLATFORM, INFERA_PLATFORM="1")
+    assert found["own"] == []
+    assert found["base"] == "vllm"
+    assert found["vit"] == found["stock_vit"]
+
+
+CARRIED = """
+import json
+from infera_compat.plugin import register_ops
+register_ops()
+from vllm import envs
+from vllm.ray.ray_env import get_env_vars_to_copy
+keys = [key for key in envs.compile_factors() if "INFERA" in key.upper()]
+print(json.dumps([sorted(n for n in get_env_vars_to_copy() if n.startswith("INFERA")), keys]))
+"""
+
+
+@pytest.mark.parametrize("variable", ["INFERA_VLLM_OPS_DISABLE", "INFERA_STRICT"])
+def test_ray_workers_get_the_switches_and_the_compile_key_does_not(variable: str) -> None:
+    carried, keys = asked(CARRIED, **{variable: "1"})
+    assert carried == [variable]
+    assert keys == []

@@ -15,15 +15,12 @@ from infera_compat.errors import Refused
 from infera_shims.seams import backends, platform
 
 if TYPE_CHECKING:
-    from infera_compat.install import Installation
-    from infera_compat.ledger import Choice
-    from infera_compat.originals import Originals
-    from infera_shims.shim import Shim
+    from infera_compat.binding import Binding
 
 METHOD = "get_attn_backend_cls"
 
 
-def bind(choice: Choice, shim: Shim, installation: Installation, originals: Originals) -> str:
+def bind(binding: Binding) -> str:
     """Wrap the classmethod so that every non-MLA layer gets our subclass of its stock backend.
 
     On InferaPlatform the wrap is our own class's method, and no class of vLLM is touched; that is
@@ -32,17 +29,17 @@ def bind(choice: Choice, shim: Shim, installation: Installation, originals: Orig
     """
     active = type(importlib.import_module("vllm.platforms").current_platform)
     seam = "platform" if platform.is_ours(active) else METHOD
-    if installation.settings.platform and seam == METHOD:
-        reason = installation.platform_note or "vLLM never asked for it (VLLM_TARGET_DEVICE=cpu?)"
-        choice.notes.append(f"not by InferaPlatform: {reason}")
+    if binding.settings.platform and seam == METHOD:
+        reason = binding.platform_note or "vLLM never asked for it (VLLM_TARGET_DEVICE=cpu?)"
+        binding.choice.notes.append(f"not by InferaPlatform: {reason}")
     # Through the class, since CUDA's and ROCm's inherit it; __func__, since it binds `cls` itself.
     stock = getattr(active, METHOD)
     if not hasattr(stock, "__func__"):
         raise Refused(f"{active.__qualname__}.{METHOD} is no classmethod but {stock!r}")
-    originals.replace(active, METHOD, classmethod(_wrap(stock.__func__)))
-    backends.open_book(installation.ledger)
+    binding.originals.replace(active, METHOD, classmethod(_wrap(stock.__func__)))
+    backends.open_book(binding.ledger)
     _forget_answers()
-    originals.on_restore(_forget_answers)
+    binding.originals.on_restore(_forget_answers)
     return seam
 
 

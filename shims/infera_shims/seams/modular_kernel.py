@@ -11,32 +11,24 @@ import functools
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from infera_compat.imports import when_imported
 from infera_shims.seams.fired import Witness, open_book
 
 if TYPE_CHECKING:
-    from infera_compat.install import Installation
-    from infera_compat.ledger import Choice
-    from infera_compat.originals import Originals
-    from infera_shims.shim import Shim
+    from infera_compat.binding import Binding
+    from infera_compat.ledger import Ledger
 
 MODULE = "vllm.model_executor.layers.fused_moe.modular_kernel"
 NAME = "modular_kernel"
 
 
-def bind(choice: Choice, shim: Shim, installation: Installation, originals: Originals) -> str:
+def bind(binding: Binding) -> str:
     """Hook the kernel's constructor once vLLM imports it (a second; dense models never do)."""
-
-    def imported(module: ModuleType) -> None:
-        with installation.whole(choice.op) as undo:
-            _hook(module, installation, undo)
-
-    when_imported(MODULE, imported)
+    binding.once_imported(MODULE, _hook)
     return NAME
 
 
-def _hook(module: ModuleType, installation: Installation, originals: Originals) -> None:
-    open_book(installation.ledger)
+def _hook(module: ModuleType, binding: Binding) -> None:
+    open_book(binding.ledger)
     kernel_class = module.FusedMoEKernel
     stock = kernel_class.__init__
 
@@ -45,18 +37,18 @@ def _hook(module: ModuleType, installation: Installation, originals: Originals) 
         stock(self, *args, **kwargs)
         # A kernel that can't be shadowed must not lose a model: it stays stock, and is reported.
         if type(self.impl) is module.FusedMoEKernelModularImpl:
-            shadow(self.impl.fused_experts, installation)
+            shadow(self.impl.fused_experts, binding.ledger)
 
-    originals.replace(kernel_class, "__init__", __init__)
+    binding.originals.replace(kernel_class, "__init__", __init__)
 
 
 class Shadow:
     """Our `apply` on one experts object, over whatever `apply` it had (another plugin's too)."""
 
-    def __init__(self, stock: Any, installation: Installation) -> None:
+    def __init__(self, stock: Any, ledger: Ledger) -> None:
         """Stand before `stock`, which has FusedMoEExpertsModular.apply's fifteen parameters."""
         self.stock = stock
-        self.witness = Witness("moe", installation.ledger)
+        self.witness = Witness("moe", ledger)
 
     def __call__(
         self,
@@ -98,10 +90,10 @@ class Shadow:
         return result
 
 
-def shadow(experts: Any, installation: Installation) -> None:
+def shadow(experts: Any, ledger: Ledger) -> None:
     """Put a Shadow on `experts`, once."""
     if not isinstance(vars(experts).get("apply"), Shadow):
-        experts.apply = Shadow(experts.apply, installation)
+        experts.apply = Shadow(experts.apply, ledger)
 
 
 def name_layer(method: Any, layer: str) -> bool:

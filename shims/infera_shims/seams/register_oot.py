@@ -11,14 +11,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from infera_compat.errors import Refused
-from infera_compat.imports import when_imported
 from infera_shims.seams.fired import Witness, open_book
 
 if TYPE_CHECKING:
-    from infera_compat.install import Installation
-    from infera_compat.ledger import Choice
-    from infera_compat.originals import Originals
-    from infera_shims.shim import Shim
+    from infera_compat.binding import Binding
 
 MODULE = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
 CLASS = "UnquantizedFusedMoEMethod"
@@ -27,14 +23,9 @@ NAME = "register_oot"
 _ours: set[type] = set()
 
 
-def bind(choice: Choice, shim: Shim, installation: Installation, originals: Originals) -> str:
+def bind(binding: Binding) -> str:
     """Register our subclass once vLLM imports the method's module."""
-
-    def imported(module: ModuleType) -> None:
-        with installation.whole(choice.op) as undo:
-            _register(module, installation, undo)
-
-    when_imported(MODULE, imported)
+    binding.once_imported(MODULE, _register)
     return NAME
 
 
@@ -43,12 +34,12 @@ def is_ours(method: object) -> bool:
     return type(method) in _ours
 
 
-def _register(module: ModuleType, installation: Installation, originals: Originals) -> None:
+def _register(module: ModuleType, binding: Binding) -> None:
     registry = importlib.import_module("vllm.model_executor.custom_op").op_registry_oot
     if CLASS in registry:
         raise Refused(f"{CLASS} is replaced already, by {registry[CLASS].__module__}")
     stock: Any = getattr(module, CLASS)
-    ledger = installation.ledger
+    ledger = binding.ledger
     open_book(ledger)
 
     class Bound(stock):
@@ -63,7 +54,7 @@ def _register(module: ModuleType, installation: Installation, originals: Origina
 
     # vLLM compares class names in places, and finds the replacement by this one.
     Bound.__name__, Bound.__qualname__, Bound.__module__ = CLASS, CLASS, __name__
-    originals.on_restore(lambda: registry.pop(CLASS, None))
+    binding.originals.on_restore(lambda: registry.pop(CLASS, None))
     stock.register_oot(Bound)
     # register_oot names the op after the class; `custom_ops` addresses it by the stock name.
     Bound.name = stock.name
