@@ -21,6 +21,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 matrix = typer.Typer(no_args_is_help=True, help="What each vLLM release offers.")
 app.add_typer(matrix, name="matrix")
 
+PIPE_WIDTH = 160
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
@@ -50,9 +51,9 @@ def report(
     """
     with _told_plainly():
         if source is None:
-            status = report_command.here(os.environ, as_json, Console())
+            status = report_command.here(os.environ, as_json, _console())
         else:
-            status = report_command.from_file(source, as_json, Console())
+            status = report_command.from_file(source, as_json, _console())
     raise typer.Exit(status)
 
 
@@ -83,8 +84,15 @@ def record(
 ) -> None:
     """Write what a release offers to matrix/contracts, and its hashes into the wheel's data."""
     with _told_plainly():
-        status = record_command.record(root, distribution, checkout, Console())
+        status = record_command.record(root, distribution, checkout, _console())
     raise typer.Exit(status)
+
+
+def _console() -> Console:
+    """The terminal; a file or a pipe, which has no width of its own, gets room for the tables."""
+    console = Console()
+    has_width = console.is_terminal or "COLUMNS" in os.environ
+    return console if has_width else Console(width=PIPE_WIDTH)
 
 
 @contextmanager

@@ -67,7 +67,6 @@ class Row:
     layers: str
     over: str
     seam: str
-    kernel: str
     serving: int
     profile: int
     capture: int
@@ -174,8 +173,7 @@ def calls_of(run: Run) -> Iterator[Row]:
                     op=layer["op"],
                     layers="",
                     over=layer["over"],
-                    seam=layer["seam"] or "—",
-                    kernel=layer["kernel"] if layer["bound"] else f"stock: {layer['why_not']}",
+                    seam=layer["seam"] if layer["bound"] else f"stock: {layer['why_not']}",
                     serving=layer["calls"]["serving"],
                     profile=layer["calls"]["profile"],
                     capture=layer["calls"]["capture"],

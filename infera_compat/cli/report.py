@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +16,7 @@ from infera_compat.errors import OFF_SWITCH, CompatError
 from infera_compat.settings import REPORT, Settings, disabled
 
 FIELDS = {"event", "pid", "process", "role", "rank", "vllm", "steps", "layers", "unknown_layers"}
+PHASES = ("serving", "profile", "capture", "replayed")
 NOT_KNOWN = (
     "not known yet: layers are known where a model is built (INFERA_REPORT=file, then --from)"
 )
@@ -30,7 +32,7 @@ def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
     seams = {
         "attention": "platform" if installation.settings.platform else "get_attn_backend_cls",
         "moe": " / ".join(
-            f"{seam} ({'elsewhere' if device == '*' else device})"
+            seam if device == "*" else f"{seam} ({device})"
             for device, seam in (shim.moe_seams.items() if shim else ())
         ),
     }
@@ -111,7 +113,7 @@ def _show_here(facts: dict[str, Any], release: str, console: Console) -> None:
     if facts["disabled"]:
         console.print(f"[yellow]{OFF_SWITCH}: all of it is switched off, vLLM runs stock.[/]")
     for moved in contracts["moved"]:
-        console.print(f"  [red]moved[/] {moved}", highlight=False)
+        console.print(f"  [red]moved[/] {moved}", highlight=False, soft_wrap=True)
     table = Table("op", "asked", "kernel", "seam", "stays stock because")
     for op, choice in facts["ops"].items():
         table.add_row(
@@ -147,31 +149,25 @@ def _show_processes(latest: list[dict[str, Any]], console: Console) -> None:
 
 def _show_layers(entry: dict[str, Any], console: Console) -> None:
     table = Table(
-        "op",
-        "layer",
-        "over",
-        "seam",
-        "kernel",
-        "serving",
-        "profile",
-        "capture",
-        "replayed",
-        "stays stock because",
-        title=f"{entry['process']}, pid {entry['pid']}, vLLM {entry['vllm']}",
+        box=box.SIMPLE_HEAD,
+        title=f"{entry['process']}, pid {entry['pid']}, vLLM {entry['vllm']}: calls of each layer",
+        title_justify="left",
     )
+    table.add_column("op")
+    table.add_column("layer", overflow="fold")
+    for name in ("over", "seam", "kernel"):
+        table.add_column(name, overflow="fold")
+    for name in PHASES:
+        table.add_column(name, justify="right")
     for layer in entry["layers"]:
         calls = layer["calls"]
         table.add_row(
             layer["op"],
             layer["layer"],
             layer["over"],
-            layer["seam"] or "–",
+            layer["seam"] if layer["bound"] else f"stock: {layer['why_not']}",
             layer["kernel"] or "–",
-            str(calls["serving"]),
-            str(calls["profile"]),
-            str(calls["capture"]),
-            "–" if calls["replayed"] is None else str(calls["replayed"]),
-            layer["why_not"] or "",
+            *("–" if calls[phase] is None else str(calls[phase]) for phase in PHASES),
         )
     console.print(table)
     for layer in entry["unknown_layers"]:
