@@ -76,7 +76,7 @@ class Installation:
                 if choice.kernel:
                     self._bind(choice)
             self._enforce_choices()
-        except CompatError:
+        except Exception:
             self.restore()
             raise
         self._salt_compile_cache()

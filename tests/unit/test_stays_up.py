@@ -15,6 +15,12 @@ SERVE = """
     answer(first=engine.step(2))
     """
 RIGHT = [13, 19]
+LOST = """
+    import infera_compat.install as install
+    def lost(*args):
+        raise PermissionError("not yours")
+    install.judge = lost
+"""
 
 
 @pytest.mark.parametrize(("where", "ops"), [("a folder", {}), ("below a file", BOTH)])
@@ -82,6 +88,36 @@ def test_a_worker_module_without_the_class_we_know(fake: Fake) -> None:
     (warning,) = ran.said("WARNING")
     assert "no WorkerBase with a constructor" in warning
     assert "stay stock" in warning
+
+
+def test_a_worker_whose_step_has_moved_is_left_alone(fake: Fake) -> None:
+    """No op is bound, and no method of the worker is shadowed: there is nothing to count."""
+    fake.edit(
+        "v1/worker/worker_base.py",
+        "def execute_model(self, scheduler_output):",
+        "def execute_model(self, batch, scheduler_output=None):",
+    )
+    fake.edit(
+        "v1/worker/gpu_worker.py",
+        "def execute_model(self, scheduler_output):",
+        "def execute_model(self, batch, scheduler_output=None):\n        scheduler_output = batch",
+    )
+    ran = fake.run(SERVE, **BOTH)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert ran.answer["first"] == RIGHT
+    (warning,) = ran.said("WARNING")
+    assert "found method vllm.v1.worker.worker_base:WorkerBase.execute_model(self, batch" in warning
+    assert "attention and moe must stay stock" in warning
+
+
+def test_an_accident_of_ours_while_binding(fake: Fake) -> None:
+    """A file that may not be read, here; strict is the operator's wish to stop."""
+    ran = fake.run(LOST + SERVE, **BOTH)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert ran.answer["first"] == RIGHT
+    (warning,) = ran.said("WARNING")
+    assert "binding the ops failed (PermissionError: not yours)" in warning
+    assert fake.run(LOST + SERVE, INFERA_STRICT="1", **BOTH).status != 0
 
 
 def test_a_module_that_is_still_being_imported_when_plugins_are_loaded(fake: Fake) -> None:

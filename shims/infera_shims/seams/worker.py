@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from infera_compat import report
-from infera_compat.ledger import SERVING, Layer
+from infera_compat.harmless import harmless
+from infera_compat.ledger import SERVING
 
 if TYPE_CHECKING:
     from infera_compat.install import Installation
@@ -31,40 +32,35 @@ def watch(worker_base: ModuleType, installation: Installation) -> None:
         return
     stock: Any = vars(base)["__init__"]
 
+    strict = installation.settings.strict
+
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        installation.before_model()
+        with harmless("binding the ops", strict):
+            installation.before_model()
         stock(self, *args, **kwargs)
-        _follow(self, installation)
+        verdict = installation.verdict
+        # A worker of another make is left alone: every op is stock then.
+        if verdict is not None and not verdict.moved_for("worker"):
+            with harmless("following the worker", strict):
+                _follow(self, installation)
 
     base.__init__ = __init__  # type: ignore[misc]
 
 
-def _survey(worker: Any, installation: Installation) -> list[Layer]:
-    """The model's layers; taking them down must not cost a start, whatever they are made of."""
-    survey = importlib.import_module("infera_shims.seams.survey")
-    try:
-        survey.watch_graphs(worker, installation)
-        return list(survey.layers(worker, installation))
-    except Exception as error:
-        if installation.settings.strict:
-            raise
-        report.warn(
-            f"infera-compat: the model's layers can't be taken down ({type(error).__name__}: "
-            f"{error}). What was bound stays bound; the report has no layers."
-        )
-        return []
-
-
 def _follow(worker: Any, installation: Installation) -> None:
     """Shadow the methods of one worker that say where it stands."""
-    ledger = installation.ledger
+    ledger, strict = installation.ledger, installation.settings.strict
     load_model, execute_model = worker.load_model, worker.execute_model
+    sample_tokens = worker.sample_tokens
 
     @functools.wraps(load_model)
     def load_and_survey(*args: Any, **kwargs: Any) -> Any:
         result = load_model(*args, **kwargs)
-        installation.model_built(_survey(worker, installation), worker.rank)
+        with harmless("taking down the model's layers", strict):
+            survey = importlib.import_module("infera_shims.seams.survey")
+            survey.watch_graphs(worker, installation)
+            installation.model_built(list(survey.layers(worker, installation)), worker.rank)
         return result
 
     @functools.wraps(execute_model)
@@ -85,6 +81,6 @@ def _follow(worker: Any, installation: Installation) -> None:
 
     worker.load_model = load_and_survey
     worker.execute_model = execute
-    worker.sample_tokens = functools.partial(serve, worker.sample_tokens)
+    worker.sample_tokens = functools.partial(serve, sample_tokens)
     # For `LLM.collective_rpc("infera_report")`: the book of each worker, while it runs.
     worker.infera_report = installation.as_json
