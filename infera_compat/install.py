@@ -62,7 +62,7 @@ class Installation:
             choice = self.ledger.choices[op] = choose(op, self.settings.asked(op))
             moved = self.verdict.moved_for(op)
             if choice.asked != OFF and moved:
-                choice.refuse(f"{len(moved)} of its contracts moved: {moved[0]}")
+                choice.refuse(f"moved: {', '.join(m.need.symbol for m in moved)}")
 
     def before_model(self) -> None:
         """Judge and bind, once a process; raises what the operator wants to stop the start."""

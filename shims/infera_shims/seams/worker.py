@@ -39,6 +39,8 @@ def watch(worker_base: ModuleType, installation: Installation) -> None:
         with harmless("binding the ops", strict):
             installation.before_model()
         stock(self, *args, **kwargs)
+        # For `LLM.collective_rpc("infera_report")`: the book of each worker, while it runs.
+        self.infera_report = installation.as_json
         verdict = installation.verdict
         # A worker of another make is left alone: every op is stock then.
         if verdict is not None and not verdict.moved_for("worker"):
@@ -82,5 +84,3 @@ def _follow(worker: Any, installation: Installation) -> None:
     worker.load_model = load_and_survey
     worker.execute_model = execute
     worker.sample_tokens = functools.partial(serve, sample_tokens)
-    # For `LLM.collective_rpc("infera_report")`: the book of each worker, while it runs.
-    worker.infera_report = installation.as_json
