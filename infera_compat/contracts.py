@@ -22,7 +22,8 @@ class Need:
 
     op: what it serves: "attention", "moe", or "worker" (where the model is built; every op).
     symbol: "package.module:Name" or "package.module:Class.name".
-    kind: class, function, method, classmethod, staticmethod, property, or variable.
+    kind: class, function, method, classmethod, staticmethod, property, variable, or attribute (set
+        on self in the class's constructor).
     parameters: names in their order, "*" before keyword-only ones, "*args"/"**kwargs" as written;
         None where a call is not what is needed; a last ANY admits what follows.
     decorator: a string argument that some decorator must have (a registered op's name).
@@ -180,7 +181,20 @@ def _find(tree: ast.Module, symbol: str, name: str, file: str) -> Definition | N
         if last in _names(node):
             kind, parameters, decorators = _shape(node, inside_class)
             return Definition(symbol, kind, parameters, decorators, f"{file}:{node.lineno}")
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            for line in _sets_on_self(node, last):
+                return Definition(symbol, "attribute", None, (), f"{file}:{line}")
     return None
+
+
+def _sets_on_self(init: ast.FunctionDef, name: str) -> Iterable[int]:
+    """The lines where a constructor sets `self.name`."""
+    for node in ast.walk(init):
+        # Only what is assigned to is stored to: `self.name = …`, annotated or unpacked as well.
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store):
+            continue
+        if node.attr == name and isinstance(node.value, ast.Name) and node.value.id == "self":
+            yield node.lineno
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterable[ast.stmt]:

@@ -19,8 +19,15 @@ def harmless(what: str, strict: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if strict or isinstance(error, CompatError):
+        if isinstance(error, CompatError):
             raise
+        if strict:
+            raise CompatError(
+                f"INFERA_STRICT: {what} failed",
+                found=f"{type(error).__name__}: {error}",
+                expected="no accident",
+                do="Unset INFERA_STRICT to go on with stock vLLM.",
+            ) from error
         report.warn(
             f"infera-compat: {what} failed ({type(error).__name__}: {error}). vLLM goes on "
             "without it. Please report this; INFERA_VLLM_OPS_DISABLE=1 keeps us out of the way."

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+log = logging.getLogger("vllm.infera_compat")
 
 Then = Callable[[ModuleType], None]
 
@@ -30,7 +33,8 @@ class _Watcher(MetaPathFinder):
         if fullname not in self.waiting:
             return None
         for finder in sys.meta_path:
-            if finder is self:
+            # importlib itself passes over finders of the old kind.
+            if finder is self or not hasattr(finder, "find_spec"):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
@@ -41,11 +45,12 @@ class _Watcher(MetaPathFinder):
     def _add_step(self, spec: ModuleSpec) -> None:
         """Shadow the loader's exec_module for this one import; the loader itself stays stock's."""
         loader = spec.loader
-        if loader is None or not hasattr(loader, "exec_module"):
+        if loader is None or not hasattr(loader, "exec_module") or not hasattr(loader, "__dict__"):
+            log.warning("infera-compat: can't follow the import of %s by %r", spec.name, loader)
             return
 
         def exec_module(module: ModuleType) -> None:
-            del vars(loader)["exec_module"]
+            vars(loader).pop("exec_module", None)
             loader.exec_module(module)
             self.run(module)
 
@@ -57,9 +62,9 @@ class _Watcher(MetaPathFinder):
         An error here fails the import, so that the next try imports the module anew.
         """
         with ExitStack() as every:
-            for then in reversed(self.waiting[module.__name__]):
+            for then in reversed(self.waiting.get(module.__name__, ())):
                 every.callback(then, module)
-        del self.waiting[module.__name__]
+        self.waiting.pop(module.__name__, None)
 
 
 _watcher = _Watcher()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from infera_compat import __version__, report
 from infera_compat.binding import Binding
 from infera_compat.contracts import Verdict, judge
-from infera_compat.errors import CompatError
+from infera_compat.errors import OFF_SWITCH, CompatError
 from infera_compat.ledger import Choice, Layer, Ledger
 from infera_compat.release import Release, installed
 from infera_compat.settings import AUTO, OFF, PASSTHROUGH, Settings
@@ -46,6 +46,7 @@ class Installation:
         self._bindings: dict[str, Binding] = {}
         self._prepared = False
         self._unwritable = False
+        self._salted = False
 
     def judge(self) -> None:
         """Find the release and its shim, and decide for each op what is to be bound."""
@@ -68,7 +69,6 @@ class Installation:
         """Judge and bind, once a process; raises what the operator wants to stop the start."""
         if self._prepared:
             return
-        report.release_held()
         self.judge()
         self._warn_of_moved()
         try:
@@ -76,10 +76,13 @@ class Installation:
                 if choice.kernel:
                     self._bind(choice)
             self._enforce_choices()
+            self._salt_compile_cache()
         except Exception:
             self.restore()
+            for choice in self.ledger.choices.values():
+                if choice.kernel:
+                    choice.refuse("binding the ops failed")
             raise
-        self._salt_compile_cache()
         report.say(self.start_line())
         self._prepared = True
 
@@ -172,14 +175,19 @@ class Installation:
     def _fell_back(self, choice: Choice, reason: str) -> None:
         self._salt_compile_cache()
         report.warn(
-            f"infera-compat: binding {choice.op} failed and was undone; it stays stock. {reason}"
+            f"infera-compat: binding {choice.op} failed and was undone; it stays stock. Found: "
+            f"{reason}. Expected: a vLLM that nobody else changed there. There is nothing to do; "
+            f"{OFF_SWITCH} switches infera-compat off."
         )
 
     def _warn_of_moved(self) -> None:
         release, shim, verdict = self._judged()
         if not verdict.moved:
             return
-        stock = [c.op for c in self.ledger.choices.values() if verdict.moved_for(c.op)]
+        wanted = [c.op for c in self.ledger.choices.values() if c.asked != OFF]
+        stock = [op for op in wanted if verdict.moved_for(op)]
+        if not stock:
+            return
         moved = "; ".join(str(moved) for moved in verdict.moved)
         error = CompatError(
             f"vLLM {release} is not what shim {shim.name} was written for; "
@@ -219,7 +227,9 @@ class Installation:
     def _salt_compile_cache(self) -> None:
         """Put the fingerprint into vLLM's compile key, and no key where nothing is bound."""
         bound = any(choice.kernel for choice in self.ledger.choices.values())
-        _shims().salt_compile_cache(FINGERPRINT, self.fingerprint if bound else None)
+        if bound != self._salted:
+            _shims().salt_compile_cache(FINGERPRINT, self.fingerprint if bound else None)
+            self._salted = bound
 
 
 def choose(op: str, asked: str) -> Choice:

@@ -15,6 +15,7 @@ from types import ModuleType
 
 from infera_compat import imports, report
 from infera_compat.errors import CompatError
+from infera_compat.harmless import harmless
 from infera_compat.install import KERNELS, Installation
 from infera_compat.settings import Settings, disabled
 
@@ -24,6 +25,8 @@ WORKER_BASE = "vllm.v1.worker.worker_base"
 RAY_ENV = "vllm.ray.ray_env"
 # The module that vLLM runs to look at a model class (model_executor/models/registry.py): no start.
 INSPECTION = "vllm.model_executor.models.registry"
+# The subcommands of `vllm` that can start a model (vllm/entrypoints/cli).
+STARTS = frozenset({"serve", "bench", "run-batch", "launch"})
 ASKS_ONLY = frozenset({"-h", "--help", "-v", "--version"})
 
 _installation: Installation | None = None
@@ -37,18 +40,26 @@ def register_ops() -> None:
     started (`vllm --help`, the model inspection); where a model is built it is raised again, since
     vLLM calls this once a process and a second start would otherwise go on without us in silence.
     """
+    with harmless("registering", strict=False):
+        _register()
+
+
+def _register() -> None:
     global _registered
-    if _registered or _is_inspection():
+    if _registered or _main_module() == INSPECTION:
         return
     imports.when_imported(RAY_ENV, _carry_to_ray)
     try:
         if disabled(os.environ):
-            imports.when_imported(WORKER, _say_off)
+            imports.when_imported(WORKER, lambda module: report.say(report.off_line()))
             _registered = True
             return
         installation = current()
-    except CompatError as error:
-        imports.when_imported(WORKER, _raising(error))
+        # Read anew: since the platform was asked for, the operator's script may have set more.
+        installation.settings = Settings.read(os.environ, KERNELS)
+    except CompatError:
+        # Again where a model is built, by what the variables say then.
+        imports.when_imported(WORKER, lambda module: _register())
         if _only_asks():
             return
         raise
@@ -83,21 +94,10 @@ def current() -> Installation:
     return _installation
 
 
-def _say_off(module: ModuleType) -> None:
-    report.release_held()
-    report.say(report.off_line())
-
-
 def _watch_worker(worker_base: ModuleType, installation: Installation) -> None:
-    worker: ModuleType = importlib.import_module("infera_shims.seams.worker")
-    worker.watch(worker_base, installation)
-
-
-def _raising(error: CompatError) -> imports.Then:
-    def raise_again(module: ModuleType) -> None:
-        raise error
-
-    return raise_again
+    with harmless("watching for a worker", installation.settings.strict):
+        worker: ModuleType = importlib.import_module("infera_shims.seams.worker")
+        worker.watch(worker_base, installation)
 
 
 def _carry_to_ray(ray_env: ModuleType) -> None:
@@ -116,17 +116,17 @@ def _carry_to_ray(ray_env: ModuleType) -> None:
         )
 
 
-def _is_inspection() -> bool:
-    """Whether vLLM runs this process to look at a model class: nothing is started in it."""
-    spec = sys.modules["__main__"].__spec__
-    return spec is not None and spec.name == INSPECTION
+def _main_module() -> str:
+    """The name of the module that `python -m` runs here, or "" (a script; pdb, which has none)."""
+    spec = vars(sys.modules["__main__"]).get("__spec__") if "__main__" in sys.modules else None
+    return spec.name if spec is not None else ""
 
 
 def _only_asks() -> bool:
-    """Whether vLLM's own command line is asked for help or its version: no start to stop."""
-    spec = sys.modules["__main__"].__spec__
-    module = spec.name if spec is not None else ""
-    is_vllm = Path(sys.argv[0]).name == "vllm" or module.startswith("vllm.entrypoints")
+    """Whether vLLM's own command line is at work and starts no model: no start to stop."""
+    program, *rest = sys.argv or [""]
+    if Path(program).name != "vllm" and not _main_module().startswith("vllm.entrypoints.cli"):
+        return False
     # `--help=all` and `--help=<group>` are vLLM's own (vllm/utils/argparse_utils.py).
-    words = [word.partition("=")[0] for word in sys.argv[1:]]
-    return is_vllm and (not words or not ASKS_ONLY.isdisjoint(words))
+    words = [word.partition("=")[0] for word in rest]
+    return not words or words[0] not in STARTS or not ASKS_ONLY.isdisjoint(words)

@@ -19,31 +19,15 @@ from infera_compat.release import Release
 
 # A child of vLLM's own tree: INFO lines of any other logger reach nobody.
 log = logging.getLogger("vllm.infera_compat")
-# Where vllm/logger.py hangs its handler (every release).
-_VLLM = logging.getLogger("vllm")
-_held: list[str] = []
-_holding = True
 
 
 def say(line: str) -> None:
-    """Log at INFO; held while vLLM's tree has no handler yet (front ends from 0.31 on)."""
-    if _holding and not _VLLM.handlers:
-        _held.append(line)
-        return
-    release_held()
-    log.info("%s", line)
+    """Log at INFO.
 
-
-def release_held() -> None:
-    """Log what was held, and hold nothing more: a model is about to be built.
-
-    A vLLM that was told not to configure logging has no handler then either; its lines go where the
-    user's own configuration sends them.
+    Called only where a model is about to be built or was: from 0.31 on vLLM's tree has no handler
+    before that in a front end, and a line would be lost.
     """
-    global _holding
-    _holding = False
-    while _held:
-        log.info("%s", _held.pop(0))
+    log.info("%s", line)
 
 
 def warn(line: str) -> None:
@@ -116,7 +100,7 @@ def append(path: Path, event: str, body: Mapping[str, Any]) -> None:
         **body,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
     try:
         os.write(descriptor, (json.dumps(entry) + "\n").encode())
     finally:

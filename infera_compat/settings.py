@@ -53,7 +53,7 @@ class Settings:
             attention=_mode(environ, ATTENTION, kernels["attention"]),
             moe=_mode(environ, MOE, kernels["moe"]),
             strict=_flag(environ, STRICT),
-            report=Path(report) if report else None,
+            report=Path(report).expanduser() if report else None,
             platform=_flag(environ, PLATFORM),
             misspelt=_misspelt(environ),
         )
@@ -101,6 +101,11 @@ def _misspelt(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Variables one slip away from ours: a kill switch that is misspelt kills nothing."""
     pairs = []
     for name in sorted(environ):
-        if name.startswith("INFERA") and name not in VARIABLES:
-            pairs += [(name, likely) for likely in get_close_matches(name, VARIABLES, 1, 0.8)]
+        upper = name.upper()
+        if name in VARIABLES or not ({"INFERA", "INFRA"} & set(upper.split("_"))):
+            continue
+        if "DISABLE" in upper:
+            pairs.append((name, DISABLE))
+        else:
+            pairs += [(name, likely) for likely in get_close_matches(upper, VARIABLES, 1, 0.8)]
     return tuple(pairs)

@@ -9,7 +9,7 @@ import importlib
 import json
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
+from importlib import resources
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -47,7 +47,7 @@ def recorded() -> dict[str, dict[str, list[str]]]:
     Written by `infera-compat matrix record`; a release's files stand under a shim only if all of
     that shim's contracts held on them when they were recorded.
     """
-    file = Path(__file__).with_name("recorded") / "files.json"
+    file = resources.files(__package__) / "recorded" / "files.json"
     files: dict[str, dict[str, list[str]]] = json.loads(file.read_text("utf-8"))
     return files
 

@@ -41,6 +41,13 @@ WORKER = (
     ),
     Need(
         "worker",
+        "vllm.v1.worker.worker_base:WorkerBase.compile_or_warm_up_model",
+        "method",
+        "steps in it serve nobody",
+        ("self",),
+    ),
+    Need(
+        "worker",
         "vllm.v1.core.sched.output:SchedulerOutput.total_num_scheduled_tokens",
         "variable",
         "a step without tokens serves nothing",
@@ -124,6 +131,19 @@ ATTENTION = (
         "class",
         "its impl runs the kernel",
     ),
+    *(
+        Need(
+            "attention",
+            f"vllm.model_executor.layers.attention.attention:Attention.{name}",
+            "attribute",
+            why,
+        )
+        for name, why in (
+            ("impl", "an instance of our subclass, where the layer is bound"),
+            ("attn_backend", "names the stock backend"),
+            ("layer_name", "its calls are counted under this name"),
+        )
+    ),
     Need(
         "attention",
         "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase",
@@ -145,6 +165,24 @@ MODULAR_KERNEL = (
         f"{FUSED_MOE}.modular_kernel:FusedMoEKernelModularImpl",
         "class",
         "tells a modular kernel from a monolithic one",
+    ),
+    Need(
+        "moe",
+        f"{FUSED_MOE}.modular_kernel:FusedMoEKernel.impl",
+        "attribute",
+        "modular or monolithic",
+    ),
+    Need(
+        "moe",
+        f"{FUSED_MOE}.modular_kernel:FusedMoEKernelModularImpl.fused_experts",
+        "attribute",
+        "the experts object whose apply is shadowed",
+    ),
+    Need(
+        "moe",
+        f"{FUSED_MOE}.fused_moe_method_base:FusedMoEMethodBase.moe_kernel",
+        "attribute",
+        "tells which layer a kernel serves",
     ),
     Need(
         "moe",

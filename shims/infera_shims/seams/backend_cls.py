@@ -34,8 +34,8 @@ def bind(binding: Binding) -> str:
         binding.choice.notes.append(f"not by InferaPlatform: {reason}")
     # Through the class, since CUDA's and ROCm's inherit it; __func__, since it binds `cls` itself.
     stock = getattr(active, METHOD)
-    if not hasattr(stock, "__func__"):
-        raise Refused(f"{active.__qualname__}.{METHOD} is no classmethod but {stock!r}")
+    if not hasattr(stock, "__func__") or stock.__self__ is not active:
+        raise Refused(f"{active.__qualname__}.{METHOD} is no classmethod of that class")
     binding.originals.replace(active, METHOD, classmethod(_wrap(stock.__func__)))
     backends.open_book(binding.ledger)
     _forget_answers()

@@ -35,9 +35,10 @@ def _hook(module: ModuleType, binding: Binding) -> None:
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
-        # A kernel that can't be shadowed must not lose a model: it stays stock, and is reported.
-        if type(self.impl) is module.FusedMoEKernelModularImpl:
-            shadow(self.impl.fused_experts, binding.ledger)
+        # A kernel that can't be shadowed must not lose a model: the op goes back to stock.
+        with binding:
+            if type(self.impl) is module.FusedMoEKernelModularImpl:
+                shadow(self.impl.fused_experts, binding.ledger)
 
     binding.originals.replace(kernel_class, "__init__", __init__)
 

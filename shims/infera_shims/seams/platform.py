@@ -34,7 +34,7 @@ def choose() -> tuple[str | None, str | None]:
 
 def is_ours(platform: type) -> bool:
     """Whether a platform class is InferaPlatform."""
-    return platform.__module__ == __name__
+    return any(base.__module__ == __name__ for base in platform.__mro__)
 
 
 def __getattr__(name: str) -> Any:

@@ -54,33 +54,59 @@ def _follow(worker: Any, installation: Installation) -> None:
     """Shadow the methods of one worker that say where it stands."""
     ledger, strict = installation.ledger, installation.settings.strict
     load_model, execute_model = worker.load_model, worker.execute_model
-    sample_tokens = worker.sample_tokens
+    sample_tokens, warm_up = worker.sample_tokens, worker.compile_or_warm_up_model
+    state = {"warming": False, "unsampled": False}
 
     @functools.wraps(load_model)
     def load_and_survey(*args: Any, **kwargs: Any) -> Any:
         result = load_model(*args, **kwargs)
-        with harmless("taking down the model's layers", strict):
+        with harmless("taking down the model's layers (what was bound stays bound)", strict):
             survey = importlib.import_module("infera_shims.seams.survey")
             survey.watch_graphs(worker, installation)
             installation.model_built(list(survey.layers(worker, installation)), worker.rank)
         return result
 
-    @functools.wraps(execute_model)
-    def execute(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        if ledger.steps == 0:
-            ledger.before_first_step()
-        result = serve(execute_model, scheduler_output, *args, **kwargs)
-        if scheduler_output.total_num_scheduled_tokens:
-            installation.served()
-        return result
+    @functools.wraps(warm_up)
+    def warm(*args: Any, **kwargs: Any) -> Any:
+        # The V2 model runner warms up by whole steps (vllm/v1/worker/gpu_worker.py).
+        state["warming"] = True
+        try:
+            return warm_up(*args, **kwargs)
+        finally:
+            state["warming"] = False
 
-    def serve(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def step(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if state["warming"]:
+            return run(*args, **kwargs)
         before, ledger.phase = ledger.phase, SERVING
         try:
-            return step(*args, **kwargs)
+            return run(*args, **kwargs)
         finally:
             ledger.phase = before
 
-    worker.load_model = load_and_survey
-    worker.execute_model = execute
-    worker.sample_tokens = functools.partial(serve, sample_tokens)
+    def served() -> None:
+        if state["unsampled"]:
+            state["unsampled"] = False
+            installation.served()
+
+    @functools.wraps(execute_model)
+    def execute(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        served()
+        if ledger.steps == 0 and not state["warming"]:
+            ledger.before_first_step()
+        result = step(execute_model, scheduler_output, *args, **kwargs)
+        tokens = scheduler_output.total_num_scheduled_tokens
+        state["unsampled"] = bool(tokens) and not state["warming"]
+        # Nothing returned yet: the step goes on in sample_tokens, where drafters run.
+        if result is not None:
+            served()
+        return result
+
+    @functools.wraps(sample_tokens)
+    def sample(*args: Any, **kwargs: Any) -> Any:
+        result = step(sample_tokens, *args, **kwargs)
+        served()
+        return result
+
+    worker.load_model, worker.compile_or_warm_up_model = load_and_survey, warm
+    worker.execute_model, worker.sample_tokens = execute, sample
