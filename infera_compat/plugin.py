@@ -41,10 +41,11 @@ def register_ops() -> None:
     vLLM calls this once a process and a second start would otherwise go on without us in silence.
     """
     with harmless("registering", strict=False):
-        _register()
+        _register(starts=not _only_asks())
 
 
-def _register() -> None:
+def _register(starts: bool) -> None:
+    """Register; `starts`: a model can be started here, so a bad setting is raised."""
     global _registered
     if _registered or _main_module() == INSPECTION:
         return
@@ -59,10 +60,11 @@ def _register() -> None:
         installation.settings = Settings.read(os.environ, KERNELS)
     except CompatError:
         # Again where a model is built, by what the variables say then.
-        imports.when_imported(WORKER, lambda module: _register())
-        if _only_asks():
-            return
-        raise
+        if WORKER not in sys.modules:
+            imports.when_imported(WORKER, lambda module: _register(starts=True))
+        if starts:
+            raise
+        return
     for name, likely in installation.settings.misspelt:
         report.warn(f"infera-compat: {name} is set and means nothing; did you mean {likely}?")
     imports.when_imported(WORKER_BASE, lambda module: _watch_worker(module, installation))

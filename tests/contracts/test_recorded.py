@@ -60,6 +60,8 @@ def definition(name: str, known: dict[str, Any]) -> list[str]:
         return [*marks, f"class {name}:", "pass"]
     if known["kind"] == "variable":
         return [f"{name} = None"]
+    if known["kind"] == "attribute":
+        return [f"def __init__(self): self.{name} = None"]
     if known["kind"] in ("classmethod", "staticmethod", "property"):
         marks.append(f"@{known['kind']}")
     return [*marks, f"def {name}({', '.join(known['parameters'])}): ..."]
@@ -139,7 +141,7 @@ def test_the_names_of_what_is_needed_can_be_told_apart_and_have_a_reason(name: s
         assert need.why
         assert re.fullmatch(r"vllm(\.\w+)+:\w+(\.\w+)?", need.symbol)
         assert ANY not in (need.parameters or ())[:-1]
-        assert (need.parameters is None) == (need.kind in ("class", "variable"))
+        assert (need.parameters is None) == (need.kind in ("class", "variable", "attribute"))
 
 
 def test_lines_are_in_the_order_of_their_first_releases_and_named_like_their_modules() -> None:

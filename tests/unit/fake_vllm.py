@@ -334,6 +334,9 @@ COMMON = {
 
             def sample_tokens(self, grammar_output):
                 raise NotImplementedError
+
+            def compile_or_warm_up_model(self):
+                raise NotImplementedError
         """,
     "v1/worker/gpu_worker.py": """
         from types import SimpleNamespace
@@ -356,6 +359,10 @@ COMMON = {
 
             def profile(self):
                 self.model([0])
+
+            def compile_or_warm_up_model(self):
+                self.execute_model(SimpleNamespace(total_num_scheduled_tokens=1))
+                self.sample_tokens("draft")
 
             def capture(self):
                 with torch.cuda.capturing():
@@ -471,15 +478,21 @@ COMMON = {
                 )
                 return output
         """,
+    f"{FUSED_MOE}/fused_moe_method_base.py": """
+        class FusedMoEMethodBase:
+            def __init__(self):
+                self.moe_kernel = None
+        """,
     f"{FUSED_MOE}/unquantized_fused_moe_method.py": """
         from vllm.model_executor.custom_op import CustomOp
+        from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
         from vllm.model_executor.layers.fused_moe import modular_kernel
         from vllm.platforms import current_platform
 
         @CustomOp.register("unquantized_fused_moe")
-        class UnquantizedFusedMoEMethod(CustomOp):
+        class UnquantizedFusedMoEMethod(FusedMoEMethodBase, CustomOp):
             def __init__(self, kind):
-                self.moe_kernel = None
+                super().__init__()
                 if <MODULAR>:
                     self.moe_kernel = modular_kernel.FusedMoEKernel(
                         kind, modular_kernel.TritonExperts()<FALSE>

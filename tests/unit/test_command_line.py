@@ -80,7 +80,7 @@ def test_it_imports_no_vllm(fake: Fake) -> None:
 
 def test_it_says_the_same_to_a_person(fake: Fake) -> None:
     ran = cli(fake, "report", INFERA_MOE="off")
-    assert "on vLLM 0.32.0 (no distribution, a source tree): shim main, contracts 21/21" in ran.out
+    assert "on vLLM 0.32.0 (no distribution, a source tree): shim main, contracts 28/28" in ran.out
     assert "INFERA_MOE=off" in ran.out
     assert "auto: no eligible kernel" in ran.out
     assert "not known yet" in ran.out
@@ -96,7 +96,7 @@ def test_what_moved_is_listed_and_is_its_status(fake: Fake) -> None:
     fake.edit("platforms/interface.py", "selected_backend, attn", "backend, attn")
     ran = cli(fake, "report")
     assert ran.status == 1
-    assert "shim main, contracts 20/21" in ran.out
+    assert "shim main, contracts 27/28" in ran.out
     assert (
         "get_attn_backend_cls(cls, backend, attn_selector_config, num_heads) at platforms/"
         in ran.out

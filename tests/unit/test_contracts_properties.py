@@ -33,6 +33,7 @@ def source(need: Need) -> str:
     lines = {
         "class": [*marks, f"class {last}: ..."],
         "variable": [f"{last} = None"],
+        "attribute": ["def __init__(self):", f"    self.{last} = None"],
     }.get(need.kind, [*marks, f"def {last}({signature}): ..."])
     for name in reversed(outer):
         lines = [f"class {name}:", *(f"    {line}" for line in lines)]

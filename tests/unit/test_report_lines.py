@@ -36,7 +36,7 @@ def test_the_start_line_names_release_shim_contracts_seams_and_the_way_out(fake:
     start = fake.serve(*LAYERS, **BOTH).said("INFO")[0]
     assert start == (
         "infera-compat 0.1.0 on vLLM 0.32.0 (no distribution, a source tree) "
-        "(shim main, contracts 21/21): attention: passthrough by get_attn_backend_cls; "
+        "(shim main, contracts 28/28): attention: passthrough by get_attn_backend_cls; "
         "moe: passthrough by modular_kernel. INFERA_VLLM_OPS_DISABLE=1 switches all of this off."
     )
 
@@ -61,48 +61,6 @@ def test_a_front_end_that_builds_no_model_says_nothing(fake: Fake) -> None:
         **BOTH,
     )
     assert (ran.out, ran.err) == ("", "")
-
-
-SAY = """
-    import logging
-    from infera_compat import report
-    {first}
-    report.say("one")
-    report.say("two")
-    import vllm.logger
-    vllm.logger.configure()
-    print("configured", flush=True)
-    {then}
-    """
-
-
-@pytest.mark.parametrize(
-    ("then", "lines"),
-    [
-        ("report.say('three')", ["configured", "INFO|one", "INFO|two", "INFO|three"]),
-        ("report.release_held()\nreport.release_held()", ["configured", "INFO|one", "INFO|two"]),
-        ("", ["configured"]),
-    ],
-)
-def test_a_line_is_held_until_vllms_tree_has_a_handler(
-    make_fake: Callable[..., Fake], then: str, lines: list[str]
-) -> None:
-    fake = make_fake(configures_logging=False)
-    ran = fake.run(SAY.format(first="", then=then.replace("\n", "\n    ")))
-    assert (ran.out.splitlines(), ran.err) == (lines, "")
-
-
-def test_a_line_is_said_at_once_where_the_tree_has_a_handler(fake: Fake) -> None:
-    ran = fake.run(SAY.format(first="import vllm.logger", then=""))
-    assert ran.out.splitlines() == ["INFO|one", "INFO|two", "configured"]
-
-
-def test_a_handler_of_the_users_root_logger_does_not_swallow_a_line(
-    make_fake: Callable[..., Fake],
-) -> None:
-    fake = make_fake(configures_logging=False)
-    ran = fake.run(SAY.format(first="logging.basicConfig()", then="report.release_held()"))
-    assert (ran.out + ran.err).count("one") == 1
 
 
 def test_lines_go_where_vllms_own_go(fake: Fake) -> None:
