@@ -221,3 +221,43 @@ def test_three_events_a_process_reach_the_report(fake: Fake, tmp_path: Path) -> 
     )
     assert [layer["calls"]["serving"] for layer in served["layers"]] == [1, 1, 1]
     assert len({event["pid"] for event in events}) == 1
+
+
+def test_the_steps_of_vllms_warm_up_serve_nobody(fake: Fake) -> None:
+    """The V2 model runner warms up by whole steps."""
+    before = fake.run(WARM, **BOTH).answer
+    assert before["calls"] == [[0, 3], [0, 3]]
+    assert before["steps"] == 0
+    assert before["then"] == 1
+
+
+WARM = """
+    from vllm.fake_engine import Engine
+    engine = Engine("attention", "modular-moe")
+    engine.worker.compile_or_warm_up_model()
+    report = engine.report()
+    calls = [[x["calls"]["serving"], x["calls"]["profile"]] for x in report["layers"]]
+    engine.step()
+    answer(calls=calls, steps=report["steps"], then=engine.report()["steps"])
+    """
+
+
+def test_the_first_served_step_is_reported_with_the_drafters_calls(
+    fake: Fake, tmp_path: Path
+) -> None:
+    """Drafters run in sample_tokens, the second half of a step."""
+    file = tmp_path / "report.jsonl"
+    fake.edit(
+        "v1/worker/gpu_worker.py",
+        "return self.model(list(range(scheduler_output.total_num_scheduled_tokens)))",
+        "self.model(list(range(scheduler_output.total_num_scheduled_tokens)))",
+    )
+    code = """
+        from vllm.fake_engine import Engine
+        Engine("attention").step(grammar="draft")
+        answer(done=True)
+        """
+    fake.run(code, INFERA_REPORT=str(file), **BOTH)
+    served = [json.loads(line) for line in file.read_text().splitlines()][-1]
+    assert served["event"] == "served"
+    assert served["layers"][0]["calls"]["serving"] == 2

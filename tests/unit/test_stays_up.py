@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from fake_vllm import FUSED_MOE, Fake
@@ -15,6 +16,7 @@ SERVE = """
     answer(first=engine.step(2))
     """
 RIGHT = [13, 19]
+SERVE_FLAT = dedent(SERVE)
 LOST = """
     import infera_compat.install as install
     def lost(*args):
@@ -167,3 +169,58 @@ def test_an_error_in_a_step_leaves_the_count_of_steps_and_the_phase(fake: Fake) 
     assert ran.answer["steps"] == 0
     calls = ran.answer["layers"]["model.layers.0.self_attn.attn"]["calls"]
     assert (calls["profile"], calls["serving"]) == (2, 0)
+
+
+def test_a_debugger_that_has_no_module_spec(fake: Fake) -> None:
+    """`python -m pdb` runs a script in a __main__ without __spec__ (Python 3.10 and 3.11)."""
+    ran = fake.run("import __main__\ndel __main__.__spec__\n" + SERVE_FLAT, **BOTH)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert ran.answer["first"] == RIGHT
+
+
+@pytest.mark.parametrize("off", [{}, {"INFERA_VLLM_OPS_DISABLE": "1"}], ids=["on", "off"])
+def test_an_import_finder_of_the_old_kind(fake: Fake, off: dict[str, str]) -> None:
+    old = (
+        "import sys\n"
+        "Old = type('Old', (), {'find_module': lambda self, name, path=None: None})\n"
+        "sys.meta_path.insert(0, Old())\n"
+    )
+    ran = fake.run(old + SERVE_FLAT, **BOTH, **off)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert ran.answer["first"] == RIGHT
+
+
+def test_a_kernel_without_the_experts_that_we_shadow(fake: Fake) -> None:
+    """The contract tells it before anything is bound."""
+    fake.edit(
+        f"{FUSED_MOE}/modular_kernel.py",
+        "self.fused_experts = fused_experts",
+        "self.experts = fused_experts",
+    )
+    fake.edit(
+        f"{FUSED_MOE}/modular_kernel.py", "self.impl.fused_experts.apply", "self.impl.experts.apply"
+    )
+    ran = fake.run(SERVE, **BOTH)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert ran.answer["first"] == RIGHT
+    (warning,) = ran.said("WARNING")
+    assert "moe must stay stock" in warning
+    assert "attribute vllm.model_executor.layers.fused_moe.modular_kernel" in warning
+
+
+def test_a_classmethod_that_belongs_to_another_class(fake: Fake) -> None:
+    theirs = """
+import vllm.platforms
+platform = type(vllm.platforms.current_platform)
+class Theirs:
+    mine = "theirs"
+    @classmethod
+    def get_attn_backend_cls(cls, *args, **kwargs):
+        return STOCK(*args, **kwargs) if cls.mine else None
+STOCK = platform.get_attn_backend_cls
+platform.get_attn_backend_cls = Theirs.get_attn_backend_cls
+"""
+    ran = fake.run(theirs + SERVE_FLAT, **BOTH)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert ran.answer["first"] == RIGHT
+    assert "is no classmethod of that class" in ran.said("WARNING")[0]

@@ -130,3 +130,23 @@ def test_the_inspection_of_a_model_class_is_never_stopped_and_registers_nothing(
     ran = fake.run(None, command=registry, INFERA_REPORT=str(fake.site / "report"))
     assert ran.status == 0
     assert not (fake.site / "report").exists()
+
+
+def test_what_a_script_sets_after_importing_vllm_counts(fake: Fake) -> None:
+    code = """
+        import os
+        from vllm.platforms import current_platform
+        current_platform.device_type
+        os.environ["INFERA_ATTENTION"] = "passthrough"
+        from vllm.fake_engine import Engine
+        answer(layers=Engine("attention").layers())
+        """
+    (layer,) = fake.run(code).answer["layers"].values()
+    assert layer["bound"]
+
+
+@pytest.mark.parametrize("words", [["collect-env"], ["chat"]])
+def test_subcommands_that_start_no_model_are_not_stopped(
+    fake: Fake, vllm: str, words: list[str]
+) -> None:
+    assert fake.run(None, *words, command=(vllm,), **UNKNOWN).status == 0

@@ -142,3 +142,10 @@ def test_a_second_start_after_a_stop_is_stopped_too(fake: Fake) -> None:
         **BOTH,
     )
     assert ran.answer["stops"] == 3
+
+
+def test_with_strict_an_op_that_is_off_stops_nothing(fake: Fake) -> None:
+    off = {"INFERA_ATTENTION": "passthrough", "INFERA_MOE": "off", "INFERA_STRICT": "1"}
+    ran = move(fake, "moe").serve("attention", **off)
+    assert ran.status == 0, ran.err.splitlines()[-1]
+    assert ran.said("WARNING") == []

@@ -68,10 +68,9 @@ def _moe(name: str, layer: Any, choice: Choice, shim: Shim) -> Layer:
         over = type(method).__qualname__
         return Layer("moe", name, over, why_not="its method is none of stock vLLM's")
     kernel = method.moe_kernel
-    if kernel is None:
-        over = type(method).__qualname__
-    else:
-        over = type(kernel.impl.fused_experts).__qualname__
+    # A kernel of a make that the contracts refused may have other parts.
+    known = hasattr(kernel, "impl") and hasattr(kernel.impl, "fused_experts")
+    over = type(kernel.impl.fused_experts if known else method).__qualname__
     if choice.kernel is None:
         return Layer("moe", name, over, why_not=choice.why_not)
     if register_oot.is_ours(method) or modular_kernel.name_layer(method, name):
