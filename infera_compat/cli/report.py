@@ -9,6 +9,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from infera_compat import install
@@ -79,6 +80,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
             entry = json.loads(line)
             if missing := FIELDS - set(entry):
                 raise ValueError(f"no {', '.join(sorted(missing))}")
+            if not all("calls" in layer and "bound" in layer for layer in entry["layers"]):
+                raise ValueError("layers without their calls")
             latest[entry["pid"], entry["process"]] = entry
         except (ValueError, TypeError) as error:
             raise CompatError(
@@ -113,11 +116,15 @@ def _show_here(facts: dict[str, Any], release: str, console: Console) -> None:
     if facts["disabled"]:
         console.print(f"[yellow]{OFF_SWITCH}: all of it is switched off, vLLM runs stock.[/]")
     for moved in contracts["moved"]:
-        console.print(f"  [red]moved[/] {moved}", highlight=False, soft_wrap=True)
+        console.print(f"  [red]moved[/] {escape(moved)}", highlight=False, soft_wrap=True)
     table = Table("op", "asked", "kernel", "seam", "stays stock because")
     for op, choice in facts["ops"].items():
         table.add_row(
-            op, choice["asked"], choice["kernel"] or "–", choice["seam"], choice["why_not"] or ""
+            op,
+            choice["asked"],
+            choice["kernel"] or "–",
+            choice["seam"],
+            escape(choice["why_not"] or ""),
         )
     console.print(table)
     console.print(f"layers: {NOT_KNOWN}", highlight=False)
@@ -161,16 +168,15 @@ def _show_layers(entry: dict[str, Any], console: Console) -> None:
         table.add_column(name, justify="right")
     for layer in entry["layers"]:
         calls = layer["calls"]
+        seam = layer["seam"] if layer["bound"] else f"stock: {layer['why_not']}"
         table.add_row(
-            layer["op"],
-            layer["layer"],
-            layer["over"],
-            layer["seam"] if layer["bound"] else f"stock: {layer['why_not']}",
-            layer["kernel"] or "–",
+            *map(escape, (layer["op"], layer["layer"], layer["over"], seam)),
+            escape(layer["kernel"] or "–"),
             *("–" if calls[phase] is None else str(calls[phase]) for phase in PHASES),
         )
     console.print(table)
     for layer in entry["unknown_layers"]:
-        console.print(f"[yellow]ran but is no layer of the model: {layer}[/]")
+        name = escape(f"{layer['op']} {layer['layer']}")
+        console.print(f"[yellow]ran, but is no layer of the model: {name}[/]")
     for name in unfired(entry) if entry["event"] == "served" else ():
-        console.print(f"[red]bound but never fired: {name}[/]")
+        console.print(f"[red]bound but never fired: {escape(name)}[/]")
