@@ -177,6 +177,6 @@ def _show_layers(entry: dict[str, Any], console: Console) -> None:
     console.print(table)
     for layer in entry["unknown_layers"]:
         name = escape(f"{layer['op']} {layer['layer']}")
-        console.print(f"[yellow]ran, but is no layer of the model: {name}[/]")
+        console.print(f"[yellow]ran but is no layer of the model: {name}[/]")
     for name in unfired(entry) if entry["event"] == "served" else ():
         console.print(f"[red]bound but never fired: {escape(name)}[/]")
