@@ -5,7 +5,7 @@ BIN := $(TOOLS)/bin
 TOX := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/tox run
 
 # Where pyenv holds other Pythons than the one it shows, tox is to find them: the tests without engines
-# run on 3.10 too (`make test`: and on 3.12 and 3.13), and say SKIP where a Python is missing.
+# run on 3.10 too (`make pythons`: and on 3.12 and 3.13), and say SKIP where a Python is missing.
 PYENV_VERSION := $(shell pyenv versions --bare 2>/dev/null | grep -E '^3\.1[0-3]\.' | paste -sd:)
 ifneq ($(PYENV_VERSION),)
 export PYENV_VERSION
@@ -14,7 +14,7 @@ endif
 # Without bytecode files each import of vLLM takes ten seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check clean
+.PHONY: demo test check pythons clean
 
 demo: .venv/.made
 	.venv/bin/infera-compat demo
@@ -24,6 +24,9 @@ test: $(TOOLS)/.made
 
 check: $(TOOLS)/.made
 	$(TOX) -e check,py310
+
+pythons: $(TOOLS)/.made
+	$(TOX) -e py310,py312,py313
 
 clean:
 	rm -rf .venv .tools .tox .cache build dist
