@@ -38,10 +38,16 @@ OWN_PREFIX = "INFERA_"
 
 LAST_LINES = 40
 GRACE_S = 5.0
+LOOK_S = 1.0
+"""How often, in silence, it is looked whether the child lives and whether it is to be stopped."""
 
 
 class ChildError(RuntimeError):
     """A child process failed or took too long; the message ends with its last lines."""
+
+
+class Stopped(Exception):
+    """A child process was ended because its caller's `stop` was set."""
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -63,6 +69,8 @@ def run(
     *,
     echo: Callable[[str], None] | None = None,
     timeout_s: float = 900.0,
+    python: str = sys.executable,
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Run a job of `infera_shims.engines.generate` and return its results.
 
@@ -71,14 +79,25 @@ def run(
         env: the child's whole environment, usually from `environment`.
         echo: called with each line of the child's output, standard error included.
         timeout_s: seconds until the child and all that it started are ended.
+        python: the interpreter, which has vLLM and this package; by default this one.
+        stop: once set, the child and all that it started are ended.
 
     Raises:
         ChildError: it exited with a status other than 0, took too long, or wrote no results.
+        Stopped: `stop` was set.
     """
     with tempfile.TemporaryDirectory(prefix="infera-job-") as folder:
         question, answer = Path(folder, "job.json"), Path(folder, "out.json")
         question.write_text(json.dumps(job), "utf-8")
-        output = spawn(GENERATE, [str(question), str(answer)], env, echo=echo, timeout_s=timeout_s)
+        output = spawn(
+            GENERATE,
+            [str(question), str(answer)],
+            env,
+            echo=echo,
+            timeout_s=timeout_s,
+            python=python,
+            stop=stop,
+        )
         try:
             results: dict[str, Any] = json.loads(answer.read_text("utf-8"))
         except FileNotFoundError as error:
@@ -93,19 +112,22 @@ def spawn(
     *,
     echo: Callable[[str], None] | None = None,
     timeout_s: float = 900.0,
+    python: str = sys.executable,
+    stop: threading.Event | None = None,
 ) -> list[str]:
-    """Run `python -m module arguments` with this interpreter, in a process group of its own.
+    """Run `python -m module arguments` in a process group of its own; arguments as for `run`.
 
     Returns:
         The last lines of its output (at most `LAST_LINES`).
 
     Raises:
         ChildError: it exited with a status other than 0, or took longer than `timeout_s`.
+        Stopped: `stop` was set.
     """
     began = time.monotonic()
     last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        [python, "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -119,11 +141,13 @@ def spawn(
     reader.start()
     try:
         while True:
+            if stop is not None and stop.is_set():
+                raise Stopped
             left = began + timeout_s - time.monotonic()
             if left <= 0:
                 raise ChildError(_message(module, f"took longer than {timeout_s:.0f} s", last))
             try:
-                line = lines.get(timeout=min(left, 1.0))
+                line = lines.get(timeout=min(left, LOOK_S))
             except queue.Empty:
                 if process.poll() is None:
                     continue

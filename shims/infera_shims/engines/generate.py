@@ -10,6 +10,7 @@ JOB::
                  "prompts": [{"token_ids": [int]} | {"chat": str}],
                  "max_tokens": int,   of each request (default 24)
                  "together": bool,    all requests at once; else one after the other
+                 "optional": bool,    its failure is a result, and ends nothing (default false)
                  "engine": {}}]}      arguments of vllm.LLM, over `ENGINE`
 
 A prompt of token ids runs to max_tokens, a chat ends where the model ends it. Requests of an
@@ -25,7 +26,8 @@ OUT::
                        "start_s": float, "generate_s": float,
                        "layers": {layer name: {"layer", "impl", "quant_method", "experts",
                                                "instance_attributes": [str]}} | null,
-                       "reports": [{}]}}}
+                       "reports": [{}]}
+                | {"error": str}}}    of an optional model: the exception's class and text
 
 `layers` gives class paths (null where a layer has no such part) and the methods that an instance
 hides with an attribute of its own, as "experts.apply"; it is null where the model is in another
@@ -39,6 +41,7 @@ import gc
 import json
 import os
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,8 +84,18 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
     results = {}
     for number, model in enumerate(job["models"], start=1):
         print(f"generate: model {number}/{len(job['models'])}, {model['name']}", flush=True)
-        results[model["name"]] = _run_model(model, job.get("report", False))
+        results[model["name"]] = _result(model, job.get("report", False))
     return {"vllm": vllm.__version__, "import_s": import_s, "models": results}
+
+
+def _result(model: Mapping[str, Any], report: bool) -> dict[str, Any]:
+    try:
+        return _run_model(model, report)
+    except Exception as error:
+        if not model.get("optional", False):
+            raise
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _run_model(model: Mapping[str, Any], report: bool) -> dict[str, Any]:

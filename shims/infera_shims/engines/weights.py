@@ -1,9 +1,9 @@
 """Models with random weights on disk, in the layout of a Hugging Face checkpoint.
 
 Names, shapes and configuration fields are those that vLLM's loaders read
-(vllm/model_executor/models/llama.py, qwen3.py, qwen3_moe.py); nothing but torch and safetensors
-is needed to write them. The weights are scaled so that the logits spread: greedy tokens then
-differ between prompts and between positions, which a comparison of two runs relies on.
+(vllm/model_executor/models/llama.py, qwen3.py, qwen3_moe.py, deepseek_v2.py); nothing but torch
+and safetensors is needed to write them. The weights are scaled so that the logits spread: greedy
+tokens then differ between prompts and between positions, which a comparison of two runs relies on.
 
     python -m infera_shims.engines.weights qwen3_moe FOLDER
 """
@@ -22,14 +22,20 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from safetensors.torch import save_file
 
-Kind = Literal["llama", "qwen3", "qwen3_moe"]
+Kind = Literal["llama", "qwen3", "qwen3_moe", "deepseek_v2"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 ARCHITECTURES: dict[Kind, str] = {
     "llama": "LlamaForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
 }
+
+MOE: tuple[Kind, ...] = ("qwen3_moe", "deepseek_v2")
+
+DENSE_FIRST = 1
+"""Decoder layers of a deepseek_v2 with a dense MLP; those after them have experts."""
 
 RECIPE = "recipe.json"
 """What a finished folder was made from. Written last, so its presence means that all is there."""
@@ -53,13 +59,18 @@ class Shape:
         layers: decoder layers.
         hidden: width H of the residual stream.
         heads: query heads Hq.
-        kv_heads: key and value heads Hkv; divides `heads`.
-        head_size: D, elements of one head (need not be H / Hq).
+        kv_heads: key and value heads Hkv; divides `heads` (deepseek_v2 has none of its own: all
+            heads unfold from one latent vector).
+        head_size: D, elements of one head (need not be H / Hq). In deepseek_v2, of the part of a
+            query or key head that is not rotated, and of a value head.
         vocab: tokens; input and output embeddings are separate.
-        intermediate: width of a dense MLP (llama, qwen3).
-        experts: experts E of a layer (qwen3_moe).
-        top_k: experts a token goes to (qwen3_moe).
-        moe_intermediate: width N of one expert (qwen3_moe).
+        intermediate: width of a dense MLP (llama, qwen3, the first layer of deepseek_v2).
+        experts: experts E of a layer (`MOE`); deepseek_v2 has one more, which all tokens share.
+        top_k: experts a token goes to (`MOE`).
+        moe_intermediate: width N of one expert (`MOE`).
+        latent: elements of the compressed keys and values of a token (deepseek_v2).
+        rotated: elements of the rotated part of a query head, and of the one key part that all
+            heads share (deepseek_v2).
         rope_theta: base of the rotary embedding.
         max_position: longest sequence, tokens.
     """
@@ -74,6 +85,8 @@ class Shape:
     experts: int = 0
     top_k: int = 0
     moe_intermediate: int = 0
+    latent: int = 0
+    rotated: int = 0
     rope_theta: float = 10000.0
     max_position: int = 2048
 
@@ -89,8 +102,11 @@ TINY = Shape(
     experts=8,
     top_k=2,
     moe_intermediate=256,
+    latent=512,
+    rotated=64,
 )
-"""Starts in seconds on a CPU; good for all three kinds."""
+"""Starts in seconds on a CPU; good for all kinds. vLLM's MLA kernels know a latent part of 512 and
+a rotated one of 64, and little else."""
 
 LLAMA_8B = Shape(
     layers=32,
@@ -215,13 +231,40 @@ def configuration(kind: Kind, shape: Shape) -> dict[str, Any]:
     }
     if kind == "llama":
         config["mlp_bias"] = False
-    if kind == "qwen3_moe":
-        if not 0 < shape.top_k <= shape.experts or shape.moe_intermediate <= 0:
+    if kind in MOE and (not 0 < shape.top_k <= shape.experts or shape.moe_intermediate <= 0):
+        raise ValueError(
+            f"{kind} needs 0 < top_k <= experts and moe_intermediate > 0, found "
+            f"top_k={shape.top_k}, experts={shape.experts}, "
+            f"moe_intermediate={shape.moe_intermediate}"
+        )
+    if kind == "deepseek_v2":
+        if shape.latent <= 0 or shape.rotated <= 0:
             raise ValueError(
-                "qwen3_moe needs 0 < top_k <= experts and moe_intermediate > 0, found "
-                f"top_k={shape.top_k}, experts={shape.experts}, "
-                f"moe_intermediate={shape.moe_intermediate}"
+                "deepseek_v2 needs latent > 0 and rotated > 0, found "
+                f"latent={shape.latent}, rotated={shape.rotated}"
             )
+        del config["head_dim"]  # a head's parts have sizes of their own
+        config |= {
+            "num_key_value_heads": shape.heads,
+            "q_lora_rank": None,
+            "kv_lora_rank": shape.latent,
+            "qk_nope_head_dim": shape.head_size,
+            "qk_rope_head_dim": shape.rotated,
+            "v_head_dim": shape.head_size,
+            "first_k_dense_replace": DENSE_FIRST,
+            "moe_layer_freq": 1,
+            "n_routed_experts": shape.experts,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": shape.top_k,
+            "moe_intermediate_size": shape.moe_intermediate,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "greedy",
+            "scoring_func": "softmax",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+        }
+    if kind == "qwen3_moe":
         config |= {
             "num_experts": shape.experts,
             "num_experts_per_tok": shape.top_k,
@@ -235,25 +278,21 @@ def configuration(kind: Kind, shape: Shape) -> dict[str, Any]:
 
 def weights(kind: Kind, shape: Shape) -> Iterator[Weight]:
     """Every tensor of a checkpoint, in the order in which its values are drawn."""
-    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     yield Weight("model.embed_tokens.weight", (shape.vocab, shape.hidden), 0.0, 1.0)
     for index in range(shape.layers):
         layer = f"model.layers.{index}"
         yield _norm(f"{layer}.input_layernorm", shape.hidden)
-        yield _linear(f"{layer}.self_attn.q_proj", queries, shape.hidden)
-        yield _linear(f"{layer}.self_attn.k_proj", keys, shape.hidden)
-        yield _linear(f"{layer}.self_attn.v_proj", keys, shape.hidden)
-        yield _linear(f"{layer}.self_attn.o_proj", shape.hidden, queries)
-        if kind != "llama":
-            yield _norm(f"{layer}.self_attn.q_norm", shape.head_size)
-            yield _norm(f"{layer}.self_attn.k_norm", shape.head_size)
+        attention = _latent_attention if kind == "deepseek_v2" else _attention
+        yield from attention(f"{layer}.self_attn", kind, shape)
         yield _norm(f"{layer}.post_attention_layernorm", shape.hidden)
-        if kind != "qwen3_moe":
+        if kind not in MOE or (kind == "deepseek_v2" and index < DENSE_FIRST):
             yield from _mlp(f"{layer}.mlp", shape.hidden, shape.intermediate)
             continue
         yield _linear(f"{layer}.mlp.gate", shape.experts, shape.hidden)
         for expert in range(shape.experts):
             yield from _mlp(f"{layer}.mlp.experts.{expert}", shape.hidden, shape.moe_intermediate)
+        if kind == "deepseek_v2":
+            yield from _mlp(f"{layer}.mlp.shared_experts", shape.hidden, shape.moe_intermediate)
     yield _norm("model.norm", shape.hidden)
     yield _linear("lm_head", shape.vocab, shape.hidden)
 
@@ -317,6 +356,27 @@ def _linear(name: str, rows: int, columns: int) -> Weight:
 
 def _norm(name: str, size: int) -> Weight:
     return Weight(f"{name}.weight", (size,), 1.0, NORM_SPREAD)
+
+
+def _attention(name: str, kind: Kind, shape: Shape) -> Iterator[Weight]:
+    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    yield _linear(f"{name}.q_proj", queries, shape.hidden)
+    yield _linear(f"{name}.k_proj", keys, shape.hidden)
+    yield _linear(f"{name}.v_proj", keys, shape.hidden)
+    yield _linear(f"{name}.o_proj", shape.hidden, queries)
+    if kind != "llama":
+        yield _norm(f"{name}.q_norm", shape.head_size)
+        yield _norm(f"{name}.k_norm", shape.head_size)
+
+
+def _latent_attention(name: str, _: Kind, shape: Shape) -> Iterator[Weight]:
+    """MLA: keys and values of all heads unfold from one latent vector a token (kv_b_proj)."""
+    heads, size = shape.heads, shape.head_size
+    yield _linear(f"{name}.q_proj", heads * (size + shape.rotated), shape.hidden)
+    yield _linear(f"{name}.kv_a_proj_with_mqa", shape.latent + shape.rotated, shape.hidden)
+    yield _norm(f"{name}.kv_a_layernorm", shape.latent)
+    yield _linear(f"{name}.kv_b_proj", heads * 2 * size, shape.latent)
+    yield _linear(f"{name}.o_proj", shape.hidden, heads * size)
 
 
 def _mlp(name: str, hidden: int, width: int) -> Iterator[Weight]:
