@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from infera_compat import __version__, report
 from infera_compat.binding import Binding
-from infera_compat.contracts import Verdict, judge
-from infera_compat.errors import OFF_SWITCH, CompatError
+from infera_compat.contracts import Moved, Verdict, judge
+from infera_compat.definitions import Source
+from infera_compat.errors import OFF_SWITCH, CompatError, Refused
 from infera_compat.ledger import Choice, Layer, Ledger
 from infera_compat.release import Release, installed
 from infera_compat.settings import AUTO, OFF, PASSTHROUGH, Settings
@@ -60,21 +61,52 @@ class Installation:
             )
         self.shim, self.verdict = pick(self.release)
         for op in OPS:
-            choice = self.ledger.choices[op] = choose(op, self.settings.asked(op))
-            moved = self.verdict.moved_for(op)
-            if choice.asked != OFF and moved:
-                choice.refuse(f"moved: {', '.join(m.need.symbol for m in moved)}")
+            choice = choose(op, self.settings.asked(op), self.settings.seam(op))
+            self.ledger.choices[op] = choice
+
+    def plan(self, choice: Choice, device_type: str) -> tuple[str, ...]:
+        """The seams to bind `choice` by on a platform of this type, in their order.
+
+        Says in the choice why each other one is not taken, and refuses it where none is left.
+        """
+        _, shim, verdict = self._judged()
+        forced = choice.forced != AUTO
+        candidates = (choice.forced,) if forced else shim.automatic(choice.op, device_type)
+        variable = f"INFERA_{choice.op.upper()}_SEAM"
+        against = {}
+        for seam in shim.seams(choice.op):
+            moved = verdict.among(shim.group(choice.op, seam, None if forced else device_type))
+            if moved:
+                against[seam] = f"moved: {', '.join(x.need.symbol for x in moved)}"
+            elif choice.kernel is None:
+                against[seam] = f"nothing to bind ({choice.why_not})"
+            elif seam not in candidates:
+                reason = f"{variable}={choice.forced}" if forced else f"only by {variable}={seam}"
+                against[seam] = reason
+        choice.not_taken = against
+        plan = tuple(seam for seam in candidates if seam not in against)
+        if choice.kernel and not plan:
+            choice.refuse("; ".join(against[seam] for seam in candidates))
+        return plan
+
+    def knows_worker(self) -> bool:
+        """Whether vLLM's worker is what its shim was written for."""
+        if self.shim is None or self.verdict is None:
+            return False
+        return not self.verdict.among(self.shim.groups["worker"])
 
     def before_model(self) -> None:
         """Judge and bind, once a process; raises what the operator wants to stop the start."""
         if self._prepared:
             return
         self.judge()
-        self._warn_of_moved()
+        device_type = _shims().device_type()
+        plans = {op: self.plan(choice, device_type) for op, choice in self.ledger.choices.items()}
+        self._warn_of_moved(device_type)
         try:
             for choice in self.ledger.choices.values():
                 if choice.kernel:
-                    self._bind(choice)
+                    self._bind(choice, plans[choice.op])
             self._enforce_choices()
             self._salt_compile_cache()
         except Exception:
@@ -154,7 +186,7 @@ class Installation:
 
         Equal on all ranks: nothing of a process goes in.
         """
-        bound = [(c.op, c.kernel, c.seam) for c in self.ledger.choices.values() if c.kernel]
+        bound = [(c.op, c.kernel, c.seams) for c in self.ledger.choices.values() if c.kernel]
         return hashlib.sha256(f"{__version__} {bound} {_sources()}".encode()).hexdigest()[:16]
 
     def _judged(self) -> tuple[Release, Shim, Verdict]:
@@ -162,15 +194,24 @@ class Installation:
             raise AssertionError("judge() comes first")
         return self.release, self.shim, self.verdict
 
-    def _bind(self, choice: Choice) -> None:
+    def _bind(self, choice: Choice, plan: Sequence[str]) -> None:
         _, shim, _ = self._judged()
         binding = self._bindings[choice.op] = Binding(
             choice, self.ledger, self.settings, self.platform_note, self._fell_back
         )
         with binding:
-            seam = _shims().bind(binding, shim)
-            # A part that was bound at once may have fallen back already.
-            choice.seam = seam if choice.kernel else None
+            for seam in plan:
+                try:
+                    _shims().bind(binding, seam, shim)
+                except Refused as refusal:  # before it changed anything
+                    choice.not_taken[seam] = str(refusal)
+                    continue
+                # A part that was bound at once may have fallen back already.
+                if choice.kernel is None:
+                    return
+                choice.seams.append(seam)
+            if not choice.seams:
+                raise Refused("; ".join(choice.not_taken[seam] for seam in plan))
 
     def _fell_back(self, choice: Choice, reason: str) -> None:
         self._salt_compile_cache()
@@ -180,19 +221,29 @@ class Installation:
             f"{OFF_SWITCH} switches infera-compat off."
         )
 
-    def _warn_of_moved(self) -> None:
+    def _warn_of_moved(self, device_type: str) -> None:
+        """Say what moved of the seams that were to be taken; stop there under INFERA_STRICT."""
         release, shim, verdict = self._judged()
-        if not verdict.moved:
+        fates: list[str] = []
+        symbols: dict[str, Moved] = {}
+        for choice in self.ledger.choices.values():
+            forced = choice.forced != AUTO
+            wanted = (choice.forced,) if forced else shim.automatic(choice.op, device_type)
+            needs = [
+                need
+                for seam in wanted
+                for need in shim.group(choice.op, seam, None if forced else device_type)
+            ]
+            moved = verdict.among(needs)
+            if choice.asked == OFF or not moved:
+                continue
+            symbols |= {x.need.symbol: x for x in moved}
+            fates.append(f"{choice.op} {'is bound otherwise' if choice.kernel else 'stays stock'}")
+        if not fates:
             return
-        wanted = [c.op for c in self.ledger.choices.values() if c.asked != OFF]
-        stock = [op for op in wanted if verdict.moved_for(op)]
-        if not stock:
-            return
-        moved = "; ".join(str(moved) for moved in verdict.moved)
         error = CompatError(
-            f"vLLM {release} is not what shim {shim.name} was written for; "
-            f"{' and '.join(stock)} must stay stock",
-            found=moved,
+            f"vLLM {release} is not what shim {shim.name} was written for; {' and '.join(fates)}",
+            found="; ".join(str(moved) for moved in symbols.values()),
             expected=f"all {verdict.of} contracts of {shim.name} to hold",
             do="Upgrade infera-compat, or install a vLLM that it lists.",
         )
@@ -232,14 +283,14 @@ class Installation:
             self._salted = bound
 
 
-def choose(op: str, asked: str) -> Choice:
+def choose(op: str, asked: str, forced: str = AUTO) -> Choice:
     """What is to be bound for `op` before any contract is looked at."""
     if asked == OFF:
-        return Choice(op, asked, why_not=f"INFERA_{op.upper()}=off")
+        return Choice(op, asked, forced, why_not=f"INFERA_{op.upper()}=off")
     if asked == AUTO:
         # No kernel ships with the records that auto wants (verify and bench on this GPU).
-        return Choice(op, asked, why_not="auto: no eligible kernel")
-    return Choice(op, asked, kernel=asked)
+        return Choice(op, asked, forced, why_not="auto: no eligible kernel")
+    return Choice(op, asked, forced, kernel=asked)
 
 
 def pick(release: Release) -> tuple[Shim, Verdict]:
@@ -248,9 +299,10 @@ def pick(release: Release) -> tuple[Shim, Verdict]:
     Where none holds whole: the one of which least moved, first in that order.
     """
     shims = _shims()
+    source = Source(release.root)
     tried = []
     for shim in shims.order(release.version):
-        verdict = judge(release.root, shim.needs, shims.recorded().get(shim.name, {}))
+        verdict = judge(source, shim.needs, shims.recorded().get(shim.name, {}))
         if not verdict.moved:
             return shim, verdict
         tried.append((shim, verdict))

@@ -37,6 +37,7 @@ class Layer:
 
     op: "attention" or "moe". layer: its name in the model. over: the stock backend or experts class
     it runs on. seam, kernel: what was bound, or None. why_not: the reason where nothing was.
+    shared_with: another plugin that holds the same place; ours stands before it.
     """
 
     op: str
@@ -45,6 +46,7 @@ class Layer:
     seam: str | None = None
     kernel: str | None = None
     why_not: str | None = None
+    shared_with: str | None = None
 
     @property
     def bound(self) -> bool:
@@ -56,21 +58,26 @@ class Layer:
 class Choice:
     """What became of an op in this process.
 
-    asked: the setting. kernel: what is to be bound, or None. seam: by which seam, once chosen.
-    why_not: the reason where the op stays stock. notes: what the operator should know besides
-    (another seam was asked for, say).
+    asked: the setting. forced: the seam that was asked for, or auto. kernel: what is to be bound,
+    or None. seams: by which seams, once bound. why_not: the reason where the op stays stock.
+    not_taken: the reason why each other seam was not taken. notes: what the operator should know
+    besides.
     """
 
     op: str
     asked: str
+    forced: str = "auto"
     kernel: str | None = None
-    seam: str | None = None
+    seams: list[str] = field(default_factory=list)
     why_not: str | None = None
+    not_taken: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def refuse(self, reason: str) -> None:
         """Leave the op stock."""
-        self.kernel, self.seam, self.why_not = None, None, reason
+        for seam in self.seams:
+            self.not_taken[seam] = reason
+        self.kernel, self.seams, self.why_not = None, [], reason
 
 
 class Ledger:
@@ -80,6 +87,8 @@ class Ledger:
         """Start before anything is bound, in vLLM's profiling phase."""
         self.choices: dict[str, Choice] = {}
         self.layers: dict[tuple[str, str], Layer] = {}
+        # The layers that a seam bound while the model was made, where that can't be seen in them.
+        self.made: dict[tuple[str, str], str] = {}
         self.phase = PROFILE
         self.steps = 0
         self._calls: dict[tuple[str, str], Calls] = {}
@@ -107,6 +116,7 @@ class Ledger:
     def survey(self, layers: Iterable[Layer]) -> None:
         """Take down the layers of a model that was just built, on a new page: counts start anew."""
         self.layers = {(layer.op, layer.layer): layer for layer in layers}
+        self.made.clear()
         self._calls.clear()
         self.steps = 0
 

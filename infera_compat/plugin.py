@@ -73,7 +73,7 @@ def _register(starts: bool) -> None:
 
 
 def register_platform() -> str | None:
-    """InferaPlatform's path where INFERA_PLATFORM asks for it and it can be, else None.
+    """InferaPlatform's path where INFERA_ATTENTION_SEAM asks for it and it can be, else None.
 
     Raises nothing: vLLM swallows what is raised here, and `register_ops` says it again.
     """

@@ -51,7 +51,7 @@ def start_line(release: Release, shim: str, held: int, of: int, choices: Iterabl
 
 def _op_plan(choice: Choice) -> str:
     plan = (
-        f"{choice.op}: {choice.kernel} by {choice.seam}"
+        f"{choice.op}: {choice.kernel} by {', '.join(choice.seams)}"
         if choice.kernel
         else f"{choice.op}: stock ({choice.why_not})"
     )
@@ -74,6 +74,8 @@ def _op_layers(choice: Choice, layers: list[Layer]) -> str:
     parts = [f"{n}/{len(layers)} layers by {s} over {o}, {k}" for (s, o, k), n in bound.items()]
     stock = Counter((x.over, x.why_not) for x in layers if not x.bound)
     parts += [f"{n}/{len(layers)} layers stock ({o}: {why})" for (o, why), n in stock.items()]
+    others = Counter(x.shared_with for x in layers if x.shared_with)
+    parts += [f"{n} of them held by {other} too" for other, n in others.items()]
     return f"{choice.op}: {'; '.join(parts)}"
 
 

@@ -14,11 +14,19 @@ ATTENTION = "INFERA_ATTENTION"
 MOE = "INFERA_MOE"
 STRICT = "INFERA_STRICT"
 REPORT = "INFERA_REPORT"
-PLATFORM = "INFERA_PLATFORM"
-VARIABLES = (DISABLE, ATTENTION, MOE, STRICT, REPORT, PLATFORM)
+ATTENTION_SEAM = "INFERA_ATTENTION_SEAM"
+MOE_SEAM = "INFERA_MOE_SEAM"
+VARIABLES = (DISABLE, ATTENTION, MOE, STRICT, REPORT, ATTENTION_SEAM, MOE_SEAM)
 
 AUTO, PASSTHROUGH, OFF = "auto", "passthrough", "off"
 MODES = (AUTO, PASSTHROUGH, OFF)
+
+PLATFORM = "platform"
+SEAMS = {
+    "attention": ("get_attn_backend_cls", PLATFORM, "layer", "pluggable_layer", "model"),
+    "moe": ("modular_kernel", "register_oot", "pluggable_layer", "model"),
+}
+"""Where an op can be bound, best first; which of them a release has, its shim knows."""
 
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off", "")
@@ -31,7 +39,7 @@ class Settings:
     attention, moe: auto, passthrough, off, or the name of a kernel.
     strict: what can't be bound stops the start instead of staying stock.
     report: a file that gets JSON lines (report.py), or None.
-    platform: bind attention through InferaPlatform instead of a wrapped classmethod.
+    attention_seam, moe_seam: auto, or the one seam of SEAMS that is to be taken.
     misspelt: INFERA_* variables that are not ours but look like one of ours, with the likely name.
     """
 
@@ -39,7 +47,8 @@ class Settings:
     moe: str = AUTO
     strict: bool = False
     report: Path | None = None
-    platform: bool = False
+    attention_seam: str = AUTO
+    moe_seam: str = AUTO
     misspelt: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -54,13 +63,23 @@ class Settings:
             moe=_mode(environ, MOE, kernels["moe"]),
             strict=_flag(environ, STRICT),
             report=Path(report).expanduser() if report else None,
-            platform=_flag(environ, PLATFORM),
+            attention_seam=_seam(environ, ATTENTION_SEAM, SEAMS["attention"]),
+            moe_seam=_seam(environ, MOE_SEAM, SEAMS["moe"]),
             misspelt=_misspelt(environ),
         )
 
     def asked(self, op: str) -> str:
         """What was asked for `op` ("attention" or "moe")."""
         return {"attention": self.attention, "moe": self.moe}[op]
+
+    def seam(self, op: str) -> str:
+        """The seam that was asked for `op`, or auto."""
+        return {"attention": self.attention_seam, "moe": self.moe_seam}[op]
+
+    @property
+    def platform(self) -> bool:
+        """Whether attention is to be bound through InferaPlatform."""
+        return self.attention_seam == PLATFORM and self.attention != OFF
 
 
 def disabled(environ: Mapping[str, str]) -> bool:
@@ -94,6 +113,18 @@ def _mode(environ: Mapping[str, str], name: str, kernels: tuple[str, ...]) -> st
     )
     raise CompatError(
         f"{name} is not known", found=repr(value), expected=f"one of {known}", do=f"Mend {name}."
+    )
+
+
+def _seam(environ: Mapping[str, str], name: str, seams: tuple[str, ...]) -> str:
+    value = environ.get(name, AUTO).strip() or AUTO
+    if value == AUTO or value in seams:
+        return value
+    raise CompatError(
+        f"{name} is not known",
+        found=repr(value),
+        expected=f"one of {', '.join((AUTO, *seams))}",
+        do=f"Mend {name}.",
     )
 
 

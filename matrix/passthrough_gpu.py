@@ -41,7 +41,7 @@ PASSING = {"INFERA_ATTENTION": "passthrough", "INFERA_MOE": "passthrough", "INFE
 OFF = {"INFERA_VLLM_OPS_DISABLE": "1"}
 TIMED = {"off": OFF, "passthrough": PASSING, "off again": OFF, "passthrough again": PASSING}
 COUNTED = "counted"
-VARIANTS = {**TIMED, COUNTED: {**PASSING, "INFERA_PLATFORM": "1"}}
+VARIANTS = {**TIMED, COUNTED: {**PASSING, "INFERA_ATTENTION_SEAM": "platform"}}
 ANSWER = "ANSWER "
 # (requests at once, prompt tokens, tokens to generate)
 LOADS = {1: (128, 96), 64: (128, 64)}

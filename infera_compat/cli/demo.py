@@ -37,7 +37,7 @@ CHILD_TIMEOUT_S = 600.0
 MODES = (
     Mode("off", {"INFERA_VLLM_OPS_DISABLE": "1"}, fires=False),
     Mode("passthrough", BOUND),
-    Mode("platform", {**BOUND, "INFERA_PLATFORM": "1"}, seam="platform"),
+    Mode("platform", {**BOUND, "INFERA_ATTENTION_SEAM": "platform"}, seam="platform"),
 )
 
 

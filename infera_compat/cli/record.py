@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from infera_compat import contracts, release
+from infera_compat.definitions import Source
 from infera_compat.errors import CompatError
 from infera_compat.install import pick
 
@@ -43,16 +44,17 @@ def record(root: Path | None, distribution: str, checkout: Path, console: Consol
         return 1
     file = checkout / CONTRACTS / f"{found.text.partition('+')[0]}.json"
     before: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    definitions = contracts.definitions(found.root, shim.needs)
+    source = Source(found.root)
+    found_definitions = [source.find(need.symbol) for need in shim.needs]
     entry = {
         "release": found.text.partition("+")[0],
         "shim": shim.name,
         "symbols": {
-            need.symbol: asdict(definition)
-            for need, definition in zip(shim.needs, definitions, strict=True)
+            definition.symbol: asdict(definition)
+            for definition in found_definitions
             if definition is not None
         },
-        "files": before.get("files", {}) | {owner: contracts.hashes(found.root, shim.needs)},
+        "files": before.get("files", {}) | {owner: contracts.hashes(source, shim.needs)},
     }
     file.write_text(json.dumps(entry, indent=1) + "\n", "utf-8")
     _gather(checkout)

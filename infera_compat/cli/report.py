@@ -28,22 +28,18 @@ def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
     off = disabled(environ)
     installation = install.Installation(Settings.read(environ, install.KERNELS))
     installation.judge()
-    found = installation.as_json()
-    shim = installation.shim
-    seams = {
-        "attention": "platform" if installation.settings.platform else "get_attn_backend_cls",
-        "moe": " / ".join(
-            seam if device == "*" else f"{seam} ({device})"
-            for device, seam in (shim.moe_seams.items() if shim else ())
-        ),
+    plans = {
+        op: {device: installation.plan(choice, device) for device in ("cpu", "cuda")}
+        for op, choice in installation.ledger.choices.items()
     }
+    found = installation.as_json()
     facts = {
         "disabled": off,
         **{
             key: found[key]
             for key in ("infera_compat", "vllm", "distribution", "shim", "contracts")
         },
-        "ops": {op: choice | {"seam": seams[op]} for op, choice in found["ops"].items()},
+        "ops": {op: choice | {"plan": plans[op]} for op, choice in found["ops"].items()},
         "layers": None,
         "layers_note": NOT_KNOWN,
     }
@@ -117,17 +113,26 @@ def _show_here(facts: dict[str, Any], release: str, console: Console) -> None:
         console.print(f"[yellow]{OFF_SWITCH}: all of it is switched off, vLLM runs stock.[/]")
     for moved in contracts["moved"]:
         console.print(f"  [red]moved[/] {escape(moved)}", highlight=False, soft_wrap=True)
-    table = Table("op", "asked", "kernel", "seam", "stays stock because")
+    table = Table("op", "asked", "kernel", "seam", "")
     for op, choice in facts["ops"].items():
+        table.add_section()
         table.add_row(
-            op,
-            choice["asked"],
-            choice["kernel"] or "–",
-            choice["seam"],
-            escape(choice["why_not"] or ""),
+            op, choice["asked"], choice["kernel"] or "–", "", escape(choice["why_not"] or "")
         )
+        for seam, what in _fates(choice).items():
+            table.add_row("", "", "", seam, escape(what))
     console.print(table)
     console.print(f"layers: {NOT_KNOWN}", highlight=False)
+
+
+def _fates(choice: Mapping[str, Any]) -> dict[str, str]:
+    """What becomes of each seam of an op: taken, where, or why not."""
+    fates: dict[str, list[str]] = {}
+    for device, plan in choice["plan"].items():
+        for seam in plan:
+            fates.setdefault(seam, []).append(device)
+    taken = {seam: f"taken ({' and '.join(devices)})" for seam, devices in fates.items()}
+    return taken | {seam: why for seam, why in choice["not_taken"].items() if seam not in taken}
 
 
 def _show_processes(latest: list[dict[str, Any]], console: Console) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infera_compat.binding import Binding
 
 # Oldest first; each holds from its own line of releases on, until the next one's.
-LINES = ("v0_22", "v0_23", "main")
+LINES = ("v0_22", "v0_23", "v0_24", "main")
 
 
 def order(version: Version | None) -> tuple[Shim, ...]:
@@ -52,15 +52,36 @@ def recorded() -> dict[str, dict[str, list[str]]]:
     return files
 
 
-def bind(binding: Binding, shim: Shim) -> str:
-    """Bind an op by its seam on this platform; returns the seam's name.
+# By op and seam: the module in seams/ and its function.
+BINDS = {
+    "attention.get_attn_backend_cls": ("backend_cls", "bind"),
+    "attention.platform": ("backend_cls", "bind_platform"),
+    "attention.layer": ("layer", "bind"),
+    "attention.pluggable_layer": ("replaced", "bind_mla_layer"),
+    "attention.model": ("whole_model", "bind"),
+    "moe.modular_kernel": ("modular_kernel", "bind"),
+    "moe.register_oot": ("replaced", "bind_moe_method"),
+    "moe.pluggable_layer": ("replaced", "bind_moe_layer"),
+    "moe.model": ("whole_model", "bind"),
+}
 
-    Raises Refused where it can't be done with certainty.
+
+def bind(binding: Binding, seam: str, shim: Shim) -> None:
+    """Bind an op by a seam.
+
+    Raises Refused, before anything is changed, where it can't be done with certainty.
     """
-    is_attention = binding.choice.op == "attention"
-    name = "backend_cls" if is_attention else shim.moe_seam(_device_type())
-    bind_seam: Callable[[Binding], str] = importlib.import_module(f"infera_shims.seams.{name}").bind
-    return bind_seam(binding)
+    module, function = BINDS[f"{binding.choice.op}.{seam}"]
+    bind_seam: Callable[[Binding, Shim], None] = vars(
+        importlib.import_module(f"infera_shims.seams.{module}")
+    )[function]
+    bind_seam(binding, shim)
+
+
+def device_type() -> str:
+    """vLLM's name for the active platform's kind of device ("cuda", "cpu", …)."""
+    found: str = importlib.import_module("vllm.platforms").current_platform.device_type
+    return found
 
 
 def salt_compile_cache(name: str, fingerprint: Callable[[], str] | None) -> None:
@@ -78,8 +99,3 @@ def salt_compile_cache(name: str, fingerprint: Callable[[], str] | None) -> None
 def _shim(name: str) -> Shim:
     shim: Shim = importlib.import_module(f"infera_shims.{name}").SHIM
     return shim
-
-
-def _device_type() -> str:
-    device_type: str = importlib.import_module("vllm.platforms").current_platform.device_type
-    return device_type

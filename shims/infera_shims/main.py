@@ -1,238 +1,107 @@
-"""The newest releases and main: 0.24 and later, as far as their contracts hold.
+"""The newest releases and main: 0.30 and later, as far as their contracts hold.
 
-Read on 0.32.0 and 0.33.0. What an older line has otherwise stands in that line's module.
+What an older line has otherwise stands in that line's module, under the same name.
 """
 
 from __future__ import annotations
 
-from infera_compat.contracts import ANY, Need
-from infera_shims.shim import ELSEWHERE, Shim
+from infera_compat.contracts import Need
+from infera_shims.needs import COMMON, FUSED_MOE
+from infera_shims.shim import Entry, MoeLayer, Replaced, Shim
 
-FUSED_MOE = "vllm.model_executor.layers.fused_moe"
-
-WORKER = (
-    Need(
-        "worker",
-        "vllm.v1.worker.worker_base:WorkerBase.__init__",
-        "method",
-        "a worker that is being made is where a model will be built",
-        ("self", "vllm_config", ANY),
-    ),
-    Need(
-        "worker",
-        "vllm.v1.worker.worker_base:WorkerBase.load_model",
-        "method",
-        "the layers are taken down after it",
-        ("self", ANY),
-    ),
-    Need(
-        "worker",
-        "vllm.v1.worker.worker_base:WorkerBase.execute_model",
-        "method",
-        "a step that serves, told from one that profiles",
-        ("self", "scheduler_output"),
-    ),
-    Need(
-        "worker",
-        "vllm.v1.worker.worker_base:WorkerBase.sample_tokens",
-        "method",
-        "the second half of a step (drafters run in it)",
-        ("self", "grammar_output"),
-    ),
-    Need(
-        "worker",
-        "vllm.v1.worker.worker_base:WorkerBase.compile_or_warm_up_model",
-        "method",
-        "steps in it serve nobody",
-        ("self",),
-    ),
-    Need(
-        "worker",
-        "vllm.v1.core.sched.output:SchedulerOutput.total_num_scheduled_tokens",
-        "variable",
-        "a step without tokens serves nothing",
-    ),
-    Need(
-        "worker",
-        "vllm.config.compilation:CompilationConfig.static_forward_context",
-        "variable",
-        "the model's attention and MoE layers by name",
-    ),
-    Need(
-        "worker",
-        "vllm.envs:environment_variables",
-        "variable",
-        "its values enter the compile key",
-    ),
-)
-
-ATTENTION = (
-    Need(
-        "attention",
-        "vllm.platforms.interface:Platform.get_attn_backend_cls",
-        "classmethod",
-        "wrapped on the active platform's class",
-        ("cls", "selected_backend", "attn_selector_config", "num_heads"),
-    ),
-    Need(
-        "attention",
-        "vllm.platforms:builtin_platform_plugins",
-        "variable",
-        "tells the stock platform that InferaPlatform stands on",
-    ),
-    Need(
-        "attention",
-        "vllm.v1.attention.selector:_cached_get_attn_backend",
-        "function",
-        "asks the platform; its cache is emptied when the answer changes",
-        ("backend", "attn_selector_config", "num_heads", ANY),
-    ),
-    Need(
-        "attention",
-        "vllm.v1.attention.selector:AttentionSelectorConfig.use_mla",
-        "variable",
-        "MLA layers run forward_mqa and forward_mha, which this seam does not take",
-    ),
-    Need(
-        "attention",
-        "vllm.utils.import_utils:resolve_obj_by_qualname",
-        "function",
-        "imports the class that the platform names",
-        ("qualname",),
-    ),
-    Need(
-        "attention",
-        "vllm.v1.attention.backend:AttentionBackend.get_impl_cls",
-        "staticmethod",
-        "overridden in the subclass of the stock backend",
-        (),
-    ),
-    Need(
-        "attention",
-        "vllm.v1.attention.backend:AttentionImpl.forward",
-        "method",
-        "overridden in the subclass of the stock implementation",
-        (
-            "self",
-            "layer",
-            "query",
-            "key",
-            "value",
-            "kv_cache",
-            "attn_metadata",
-            "output",
-            "output_scale",
-            "output_block_scale",
-        ),
-    ),
-    Need(
-        "attention",
-        "vllm.model_executor.layers.attention.attention:Attention",
-        "class",
-        "its impl runs the kernel",
-    ),
-    *(
+KERNEL_INIT = Entry(
+    value="no inplace",
+    symbol="vllm/model_executor/layers/fused_moe/modular_kernel.py FusedMoEKernel.__init__",
+    needs=(
         Need(
-            "attention",
-            f"vllm.model_executor.layers.attention.attention:Attention.{name}",
-            "attribute",
-            why,
-        )
-        for name, why in (
-            ("impl", "an instance of our subclass, where the layer is bound"),
-            ("attn_backend", "names the stock backend"),
-            ("layer_name", "its calls are counted under this name"),
-        )
-    ),
-    Need(
-        "attention",
-        "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase",
-        "class",
-        "what every attention layer is, ours to cover or not",
-    ),
-)
-
-MODULAR_KERNEL = (
-    Need(
-        "moe",
-        f"{FUSED_MOE}.modular_kernel:FusedMoEKernel.__init__",
-        "method",
-        "every modular kernel is made here",
-        ("self", "prepare_finalize", "fused_experts"),
-    ),
-    Need(
-        "moe",
-        f"{FUSED_MOE}.modular_kernel:FusedMoEKernelModularImpl",
-        "class",
-        "tells a modular kernel from a monolithic one",
-    ),
-    Need(
-        "moe",
-        f"{FUSED_MOE}.modular_kernel:FusedMoEKernel.impl",
-        "attribute",
-        "modular or monolithic",
-    ),
-    Need(
-        "moe",
-        f"{FUSED_MOE}.modular_kernel:FusedMoEKernelModularImpl.fused_experts",
-        "attribute",
-        "the experts object whose apply is shadowed",
-    ),
-    Need(
-        "moe",
-        f"{FUSED_MOE}.fused_moe_method_base:FusedMoEMethodBase.moe_kernel",
-        "attribute",
-        "tells which layer a kernel serves",
-    ),
-    Need(
-        "moe",
-        f"{FUSED_MOE}.modular_kernel:FusedMoEExpertsModular.apply",
-        "method",
-        "shadowed on the experts object",
-        (
-            "self",
-            "output",
-            "hidden_states",
-            "w1",
-            "w2",
-            "topk_weights",
-            "topk_ids",
-            "activation",
-            "global_num_experts",
-            "expert_map",
-            "a1q_scale",
-            "a2_scale",
-            "workspace13",
-            "workspace2",
-            "expert_tokens_meta",
-            "apply_router_weight_on_input",
+            f"{FUSED_MOE}.modular_kernel:FusedMoEKernel.__init__",
+            "method",
+            "every modular kernel is made here",
+            ("self", "prepare_finalize", "fused_experts"),
         ),
     ),
+    first="0.23.0",
+    last=None,
+    goes="never: it is what the newest release has",
 )
 
-MOE_LAYER = (
-    Need(
-        "moe",
-        f"{FUSED_MOE}.runner.moe_runner:MoERunner",
-        "class",
-        "a MoE layer, in static_forward_context",
+MOE_LAYER = Entry(
+    value=MoeLayer(f"{FUSED_MOE}.runner.moe_runner:MoERunner", "routed_experts.quant_method"),
+    symbol="vllm/model_executor/layers/fused_moe/runner/moe_runner.py MoERunner",
+    needs=(
+        Need(
+            f"{FUSED_MOE}.runner.moe_runner:MoERunner",
+            "class",
+            "a MoE layer, in static_forward_context",
+        ),
+        Need(
+            f"{FUSED_MOE}.routed_experts:RoutedExperts.quant_method",
+            "attribute",
+            "the layer's quantisation method",
+        ),
     ),
-    Need(
-        "moe",
-        f"{FUSED_MOE}.routed_experts:RoutedExperts",
-        "class",
-        "holds the layer's quantisation method",
-        decorator="routed_experts",
+    first="0.24.0",
+    last=None,
+    goes="never: it is what the newest release has",
+)
+
+MOE_REPLACED = Entry(
+    value=Replaced(
+        symbol=f"{FUSED_MOE}.routed_experts:RoutedExperts",
+        registered="routed_experts",
+        methods=("forward_modular", "forward_monolithic"),
+        layer_name="layer_name",
     ),
+    symbol="vllm/model_executor/layers/fused_moe/routed_experts.py RoutedExperts",
+    needs=(
+        Need(
+            f"{FUSED_MOE}.routed_experts:RoutedExperts",
+            "class",
+            "replaced by a subclass, under this class's name",
+            bases=("PluggableLayer",),
+            decorator="routed_experts",
+        ),
+        Need(
+            f"{FUSED_MOE}.routed_experts:RoutedExperts.layer_name",
+            "attribute",
+            "its calls are counted under this name",
+        ),
+        *(
+            Need(
+                f"{FUSED_MOE}.routed_experts:RoutedExperts.{name}",
+                "method",
+                "overridden in the subclass",
+            )
+            for name in ("forward_modular", "forward_monolithic")
+        ),
+    ),
+    first="0.24.0",
+    last=None,
+    goes="never: it is what the newest release has",
+)
+
+MOE_ON_CPU = Entry(
+    value="modular_kernel",
+    symbol="vllm/model_executor/layers/fused_moe/experts/cpu_moe.py CPUUnquantizedExperts",
+    needs=(
+        Need(
+            f"{FUSED_MOE}.experts.cpu_moe:CPUUnquantizedExperts",
+            "class",
+            "a CPU's experts go by the modular kernel",
+            bases=("FusedMoEExpertsModular",),
+        ),
+    ),
+    first="0.30.0",
+    last=None,
+    goes="never: it is what the newest release has",
 )
 
 SHIM = Shim(
     name="main",
-    first=(0, 24),
-    needs=(*WORKER, *ATTENTION, *MODULAR_KERNEL, *MOE_LAYER),
-    # From 0.30 on the CPU's experts are modular too. On 0.28 and 0.29 they are monolithic: nothing
-    # binds there, and the report says so.
-    moe_seams={ELSEWHERE: "modular_kernel"},
-    moe_layer=f"{FUSED_MOE}.runner.moe_runner:MoERunner",
-    moe_method="routed_experts.quant_method",
+    first=(0, 30),
+    common=COMMON,
+    kernel_init=KERNEL_INIT,
+    moe_layer=MOE_LAYER,
+    moe_replaced=MOE_REPLACED,
+    moe_on_cpu=MOE_ON_CPU,
 )

@@ -1,61 +1,56 @@
-"""vLLM 0.23: FusedMoE is a layer class, and the CPU's MoE goes past the modular kernel."""
+"""vLLM 0.23: FusedMoE is a layer class that holds the weights and the method itself."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from infera_compat.contracts import Need
-from infera_shims import main
-from infera_shims.shim import ELSEWHERE
+from infera_shims import v0_24
+from infera_shims.needs import FUSED_MOE
+from infera_shims.shim import Entry, MoeLayer, Replaced
 
-# Until 0.23: the layer itself holds the weights and the method.
-MOE_LAYER = (
-    Need(
-        "moe",
-        f"{main.FUSED_MOE}.layer:FusedMoE",
-        "class",
-        "a MoE layer, in static_forward_context",
-        decorator="fused_moe",
+LAYER = f"{FUSED_MOE}.layer:FusedMoE"
+
+MOE_LAYER = Entry(
+    value=MoeLayer(LAYER, "quant_method"),
+    symbol="vllm/model_executor/layers/fused_moe/layer.py FusedMoE",
+    needs=(
+        Need(LAYER, "class", "a MoE layer, in static_forward_context"),
+        Need(f"{LAYER}.quant_method", "attribute", "the layer's quantisation method"),
     ),
+    first="0.22.0",
+    last="0.23.0",
+    goes="when 0.23 is no longer supported",
 )
 
-# Until 0.27: on the CPU the unquantised method calls cpu_fused_moe, routing included.
-CPU_METHOD = (
-    Need(
-        "moe",
-        f"{main.FUSED_MOE}.unquantized_fused_moe_method:UnquantizedFusedMoEMethod",
-        "class",
-        "replaced by a subclass, under this class's name",
-        decorator="unquantized_fused_moe",
+MOE_REPLACED = Entry(
+    value=Replaced(LAYER, registered="fused_moe", methods=("forward",), layer_name="layer_name"),
+    symbol="vllm/model_executor/layers/fused_moe/layer.py FusedMoE",
+    needs=(
+        Need(
+            LAYER,
+            "class",
+            "replaced by a subclass, under this class's name",
+            bases=("PluggableLayer",),
+            decorator="fused_moe",
+        ),
+        Need(
+            f"{LAYER}.forward",
+            "method",
+            "overridden in the subclass",
+            ("self", "hidden_states", "router_logits", "input_ids"),
+        ),
+        Need(f"{LAYER}.layer_name", "attribute", "its calls are counted under this name"),
     ),
-    Need(
-        "moe",
-        f"{main.FUSED_MOE}.unquantized_fused_moe_method:UnquantizedFusedMoEMethod.apply_monolithic",
-        "method",
-        "overridden in the subclass",
-        ("self", "layer", "x", "router_logits", "input_ids"),
-    ),
-    Need(
-        "moe",
-        "vllm.model_executor.custom_op:CustomOp.register_oot",
-        "classmethod",
-        "registers the subclass",
-        ("cls", "_decorated_op_cls", "name"),
-    ),
-    Need(
-        "moe",
-        "vllm.model_executor.custom_op:op_registry_oot",
-        "variable",
-        "tells whether another plugin holds the name",
-    ),
+    first="0.22.0",
+    last="0.23.0",
+    goes="when 0.23 is no longer supported",
 )
 
 SHIM = replace(
-    main.SHIM,
+    v0_24.SHIM,
     name="v0_23",
     first=(0, 23),
-    needs=(*main.WORKER, *main.ATTENTION, *main.MODULAR_KERNEL, *MOE_LAYER, *CPU_METHOD),
-    moe_seams={ELSEWHERE: "modular_kernel", "cpu": "register_oot"},
-    moe_layer=f"{main.FUSED_MOE}.layer:FusedMoE",
-    moe_method="quant_method",
+    moe_layer=MOE_LAYER,
+    moe_replaced=MOE_REPLACED,
 )

@@ -119,13 +119,13 @@ def run(start: Callable[..., Run]) -> Starts:
         "auto": lambda: start("auto", (DENSE,), False, True, **HERE),
         "passthrough": lambda: start("passthrough", both, False, True, **PASSING, **HERE),
         "platform": lambda: start(
-            "platform", both, False, True, INFERA_PLATFORM="1", **PASSING, **HERE
+            "platform", both, False, True, INFERA_ATTENTION_SEAM="platform", **PASSING, **HERE
         ),
         # From here on: torch.compile, and the engine core in a process of its own.
         "off compiled": lambda: start("off-c", both, True, False, **off, **APART),
         "passthrough compiled": lambda: start("pass-c", (MOE,), True, True, **PASSING, **APART),
         "platform compiled": lambda: start(
-            "platform-c", (DENSE,), True, True, INFERA_PLATFORM="1", **PASSING, **APART
+            "platform-c", (DENSE,), True, True, INFERA_ATTENTION_SEAM="platform", **PASSING, **APART
         ),
         "off again compiled": lambda: start("off-again-c", (MOE,), True, False, **off, **APART),
     }

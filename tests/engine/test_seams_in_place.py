@@ -41,7 +41,7 @@ def test_the_platform_is_ours_whichever_is_imported_first(ours_first: bool) -> N
     lines = ["import infera_compat.plugin, infera_shims.seams.platform", "import vllm"]
     first, second = lines if ours_first else reversed(lines)
     code = PLATFORM.format(first=first, second=second)
-    ours = asked(code, INFERA_PLATFORM="1")
+    ours = asked(code, INFERA_ATTENTION_SEAM="platform")
     stock = asked(code)
     assert ours == ["InferaPlatform", stock[0], "CPU", True, False]
     assert stock[0] != "InferaPlatform"
@@ -121,7 +121,7 @@ print(json.dumps({"own": sorted(set(vars(active)) - {"__module__", "__doc__"}),
 
 def test_the_platform_overrides_nothing_until_attention_is_bound() -> None:
     """Encoders' attention, memory, devices: all of it is the stock platform's own."""
-    found = asked(WHOLE_PLATFORM, INFERA_PLATFORM="1")
+    found = asked(WHOLE_PLATFORM, INFERA_ATTENTION_SEAM="platform")
     assert found["own"] == []
     assert found["base"] == "vllm"
     assert found["vit"] == found["stock_vit"]

@@ -19,7 +19,7 @@ they go one after the other there by default, and together where the core is in 
 
 OUT::
 
-    {"vllm": str, "import_s": float,
+    {"vllm": str, "torch": str, "python": str, "import_s": float,
      "models": {name: {"requests": [{"ids": [int],
                                      "logprobs": [{token id: float.hex()}],   one a position
                                      "text": str | null}],
@@ -40,9 +40,11 @@ import argparse
 import gc
 import json
 import os
+import platform
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,13 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
     for number, model in enumerate(job["models"], start=1):
         print(f"generate: model {number}/{len(job['models'])}, {model['name']}", flush=True)
         results[model["name"]] = _result(model, job.get("report", False))
-    return {"vllm": vllm.__version__, "import_s": import_s, "models": results}
+    return {
+        "vllm": vllm.__version__,
+        "torch": metadata.version("torch"),
+        "python": platform.python_version(),
+        "import_s": import_s,
+        "models": results,
+    }
 
 
 def _result(model: Mapping[str, Any], report: bool) -> dict[str, Any]:

@@ -12,38 +12,49 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from infera_compat.errors import Refused
-from infera_shims.seams import backends, platform
+from infera_shims.seams import backends, owners, platform
 
 if TYPE_CHECKING:
     from infera_compat.binding import Binding
+    from infera_shims.shim import Shim
 
 METHOD = "get_attn_backend_cls"
+REGISTRY = "vllm.v1.attention.backends.registry"
 
 
-def bind(binding: Binding) -> str:
+def bind(binding: Binding, shim: Shim) -> None:
     """Wrap the classmethod so that every non-MLA layer gets our subclass of its stock backend.
 
-    On InferaPlatform the wrap is our own class's method, and no class of vLLM is touched; that is
-    the seam "platform". Returns the seam's name; raises Refused where the platform's class has no
-    such classmethod.
+    Raises Refused where the platform's class has no such classmethod.
+    """
+    _wrap(type(importlib.import_module("vllm.platforms").current_platform), binding)
+
+
+def bind_platform(binding: Binding, shim: Shim) -> None:
+    """The same on InferaPlatform: it is our own class's method, and no class of vLLM is touched.
+
+    Raises Refused where vLLM did not take InferaPlatform.
     """
     active = type(importlib.import_module("vllm.platforms").current_platform)
-    seam = "platform" if platform.is_ours(active) else METHOD
-    if binding.settings.platform and seam == METHOD:
+    if not platform.is_ours(active):
         reason = binding.platform_note or "vLLM never asked for it (VLLM_TARGET_DEVICE=cpu?)"
-        binding.choice.notes.append(f"not by InferaPlatform: {reason}")
+        raise Refused(f"InferaPlatform is not the active platform: {reason}")
+    _wrap(active, binding)
+
+
+def _wrap(active: type, binding: Binding) -> None:
     # Through the class, since CUDA's and ROCm's inherit it; __func__, since it binds `cls` itself.
     stock = getattr(active, METHOD)
     if not hasattr(stock, "__func__") or stock.__self__ is not active:
         raise Refused(f"{active.__qualname__}.{METHOD} is no classmethod of that class")
-    binding.originals.replace(active, METHOD, classmethod(_wrap(stock.__func__)))
+    binding.choice.notes.extend(_shared(stock))
+    binding.originals.replace(active, METHOD, classmethod(_asking(stock.__func__)))
     backends.open_book(binding.ledger)
     _forget_answers()
     binding.originals.on_restore(_forget_answers)
-    return seam
 
 
-def _wrap(stock: Any) -> Any:
+def _asking(stock: Any) -> Any:
     @functools.wraps(stock)
     def get_attn_backend_cls(cls: type, *args: Any, **kwargs: Any) -> str:
         path: str = stock(cls, *args, **kwargs)
@@ -53,6 +64,15 @@ def _wrap(stock: Any) -> Any:
         return backends.path_over(path)
 
     return get_attn_backend_cls
+
+
+def _shared(stock: Any) -> list[str]:
+    """Who else wrapped the classmethod, or registered over a stock backend."""
+    other = owners.other(stock)
+    notes = [f"{METHOD} is wrapped by {other} too, ours stands before it"] if other else []
+    if REGISTRY in sys.modules:
+        notes.extend(owners.overridden_backends(sys.modules[REGISTRY]))
+    return notes
 
 
 def _forget_answers() -> None:

@@ -38,9 +38,10 @@ class Witness:
     layer: str = "(no layer of the model)"
 
     def fired(self, written: Any) -> None:
-        """The layer's bound code has just written the tensor `written`."""
+        """The layer's bound code has just written `written`: a tensor, or several with it first."""
         if torch.compiler.is_compiling():
-            _fired(written, self.op, self.layer)
+            first = written[0] if isinstance(written, tuple) else written
+            _fired(first, self.op, self.layer)
         else:
             self.ledger.count(self.op, self.layer)
 

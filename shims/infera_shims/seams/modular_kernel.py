@@ -11,26 +11,31 @@ import functools
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from infera_shims.needs import FUSED_MOE
+from infera_shims.seams import owners
 from infera_shims.seams.fired import Witness, open_book
 
 if TYPE_CHECKING:
     from infera_compat.binding import Binding
     from infera_compat.ledger import Ledger
+    from infera_shims.shim import Shim
 
-MODULE = "vllm.model_executor.layers.fused_moe.modular_kernel"
+MODULE = f"{FUSED_MOE}.modular_kernel"
 NAME = "modular_kernel"
 
 
-def bind(binding: Binding) -> str:
+def bind(binding: Binding, shim: Shim) -> None:
     """Hook the kernel's constructor once vLLM imports it (a second; dense models never do)."""
     binding.once_imported(MODULE, _hook)
-    return NAME
 
 
 def _hook(module: ModuleType, binding: Binding) -> None:
     open_book(binding.ledger)
     kernel_class = module.FusedMoEKernel
     stock = kernel_class.__init__
+    other = owners.other(stock)
+    if other:
+        binding.choice.notes.append(f"FusedMoEKernel.__init__ is wrapped by {other} too")
 
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -49,6 +54,7 @@ class Shadow:
     def __init__(self, stock: Any, ledger: Ledger) -> None:
         """Stand before `stock`, which has FusedMoEExpertsModular.apply's fifteen parameters."""
         self.stock = stock
+        self.shared_with = owners.other(stock)
         self.witness = Witness("moe", ledger)
 
     def __call__(
@@ -97,13 +103,8 @@ def shadow(experts: Any, ledger: Ledger) -> None:
         experts.apply = Shadow(experts.apply, ledger)
 
 
-def name_layer(method: Any, layer: str) -> bool:
-    """Tell a layer's Shadow which layer it serves; False where its method has none."""
+def of(method: Any) -> Shadow | None:
+    """The shadow on the experts object of a layer's quantisation method, or None."""
     kernel = method.moe_kernel
-    if kernel is None:
-        return False
-    ours = vars(kernel.impl.fused_experts).get("apply")
-    if not isinstance(ours, Shadow):
-        return False
-    ours.witness.layer = layer
-    return True
+    ours = None if kernel is None else vars(kernel.impl.fused_experts).get("apply")
+    return ours if isinstance(ours, Shadow) else None

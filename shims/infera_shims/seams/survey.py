@@ -8,28 +8,40 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from infera_compat.ledger import Choice, Layer
-from infera_shims.seams import backends, modular_kernel, register_oot
+from infera_compat.ledger import Choice, Layer, Ledger
+from infera_shims.seams import backends, layer, modular_kernel, replaced, whole_model
 
 if TYPE_CHECKING:
     from infera_compat.install import Installation
-    from infera_shims.shim import Shim
+    from infera_shims.shim import MoeLayer
+
+# Why a layer that could be bound is not, by the seam that was to do it.
+NOT_REACHED = {
+    "get_attn_backend_cls": "it did not ask the platform for its backend",
+    "platform": "it did not ask the platform for its backend",
+    "layer": "it was not made by its class's own constructor",
+    "pluggable_layer": "its class is none that this seam replaces by name",
+    "model": f"its model is none of {', '.join(whole_model.ARCHITECTURES)}",
+    "modular_kernel": "its method makes no modular kernel",
+    "register_oot": "its method is not UnquantizedFusedMoEMethod",
+}
+OWN_BACKEND = "has its own backend, which no seam here reaches"
 
 
 def layers(worker: Any, installation: Installation) -> Iterator[Layer]:
     """Every attention and MoE layer of the worker's model, in the order vLLM built them."""
     base = importlib.import_module("vllm.model_executor.layers.attention_layer_base")
-    shim = installation.shim
-    if shim is None:
+    if installation.shim is None:
         raise AssertionError("before_model() comes first")
-    moe_class = _loaded(shim.moe_layer)
-    choices = installation.ledger.choices
+    moe = installation.shim.moe_layer.value
+    moe_class = _loaded(moe.held_by)
+    ledger = installation.ledger
     context = worker.vllm_config.compilation_config.static_forward_context
-    for name, layer in context.items():
-        if isinstance(layer, base.AttentionLayerBase):
-            yield _attention(name, layer, choices["attention"])
-        elif moe_class is not None and isinstance(layer, moe_class):
-            yield _moe(name, layer, choices["moe"], shim)
+    for name, built in context.items():
+        if isinstance(built, base.AttentionLayerBase):
+            yield _attention(name, built, ledger)
+        elif moe_class is not None and isinstance(built, moe_class):
+            yield _moe(name, built, ledger, moe)
 
 
 def watch_graphs(worker: Any, installation: Installation) -> None:
@@ -46,24 +58,38 @@ def watch_graphs(worker: Any, installation: Installation) -> None:
         ledger.before_first_step = replays.reset
 
 
-def _attention(name: str, layer: Any, choice: Choice) -> Layer:
-    if not hasattr(layer, "attn_backend") or not hasattr(layer, "impl"):
-        cls = type(layer).__qualname__
-        return Layer(
-            "attention", name, cls, why_not="has its own backend, which no seam here reaches"
-        )
-    over: str = layer.attn_backend.get_name()
-    if backends.is_ours(layer.impl):
-        return Layer("attention", name, over, choice.seam, choice.kernel)
+def _attention(name: str, built: Any, ledger: Ledger) -> Layer:
+    choice = ledger.choices["attention"]
+    if not hasattr(built, "attn_backend") or not hasattr(built, "impl"):
+        return Layer("attention", name, type(built).__qualname__, why_not=OWN_BACKEND)
+    over: str = built.attn_backend.get_name()
+    shadow = layer.of(built.impl)
+    if backends.is_ours(built.impl):
+        seam = next(seam for seam in choice.seams if seam != "layer")
+        return Layer("attention", name, over, seam, choice.kernel)
+    if shadow:
+        kernel, other = choice.kernel, shadow.shared_with
+        return Layer("attention", name, over, shadow.seam, kernel, shared_with=other)
+    if ("attention", name) in ledger.made:
+        return Layer("attention", name, over, ledger.made["attention", name], choice.kernel)
+    return Layer("attention", name, over, why_not=_why_not_attention(built, choice))
+
+
+def _why_not_attention(built: Any, choice: Choice) -> str:
     if choice.kernel is None:
-        return Layer("attention", name, over, why_not=choice.why_not)
-    if layer.attn_backend.is_mla():
-        return Layer("attention", name, over, why_not="MLA: this seam does not take it")
-    return Layer("attention", name, over, why_not=f"its backend is not by {choice.seam}")
+        return str(choice.why_not)
+    if "layer" in choice.seams or "model" in choice.seams:
+        against = layer.reason_against(built)
+        if against:
+            return against
+    if "layer" not in choice.seams and built.attn_backend.is_mla():
+        return f"MLA: {_names(choice)} does not take it"
+    return NOT_REACHED[choice.seams[-1]]
 
 
-def _moe(name: str, layer: Any, choice: Choice, shim: Shim) -> Layer:
-    method = attrgetter(shim.moe_method)(layer)
+def _moe(name: str, built: Any, ledger: Ledger, where: MoeLayer) -> Layer:
+    choice = ledger.choices["moe"]
+    method = attrgetter(where.method)(built)
     if not hasattr(method, "moe_kernel"):
         over = type(method).__qualname__
         return Layer("moe", name, over, why_not="its method is none of stock vLLM's")
@@ -73,11 +99,28 @@ def _moe(name: str, layer: Any, choice: Choice, shim: Shim) -> Layer:
     over = type(kernel.impl.fused_experts if known else method).__qualname__
     if choice.kernel is None:
         return Layer("moe", name, over, why_not=choice.why_not)
-    if register_oot.is_ours(method) or modular_kernel.name_layer(method, name):
-        return Layer("moe", name, over, choice.seam, choice.kernel)
-    if kernel is None:
-        return Layer("moe", name, over, why_not="its method makes no modular kernel")
-    return Layer("moe", name, over, why_not=f"its kernel is {type(kernel.impl).__qualname__}")
+    shadow = modular_kernel.of(method) if known else None
+    if shadow:
+        shadow.witness.layer = name
+        other = shadow.shared_with
+        return Layer("moe", name, over, modular_kernel.NAME, choice.kernel, shared_with=other)
+    on_method = whole_model.of(method)
+    if on_method:
+        on_method.witness.layer = name
+        other = on_method.shared_with
+        return Layer("moe", name, over, whole_model.NAME, choice.kernel, shared_with=other)
+    if ("moe", name) in ledger.made:
+        return Layer("moe", name, over, ledger.made["moe", name], choice.kernel)
+    if replaced.is_ours(method):
+        return Layer("moe", name, over, "register_oot", choice.kernel)
+    if kernel is not None and choice.seams == [modular_kernel.NAME]:
+        made = type(kernel.impl).__qualname__
+        return Layer("moe", name, over, why_not=f"its kernel is {made}: it routes by itself")
+    return Layer("moe", name, over, why_not=NOT_REACHED[choice.seams[-1]])
+
+
+def _names(choice: Choice) -> str:
+    return " and ".join(choice.seams)
 
 
 def _loaded(symbol: str) -> Any:

@@ -41,9 +41,8 @@ def watch(worker_base: ModuleType, installation: Installation) -> None:
         stock(self, *args, **kwargs)
         # For `LLM.collective_rpc("infera_report")`: the book of each worker, while it runs.
         self.infera_report = installation.as_json
-        verdict = installation.verdict
         # A worker of another make is left alone: every op is stock then.
-        if verdict is not None and not verdict.moved_for("worker"):
+        if installation.knows_worker():
             with harmless("following the worker", strict):
                 _follow(self, installation)
 
