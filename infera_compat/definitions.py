@@ -6,12 +6,21 @@ So a release can be judged before anything of it is patched, without torch and w
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-SPECIAL = ("classmethod", "staticmethod", "property")
+SPECIAL = {
+    "classmethod": "classmethod",
+    "staticmethod": "staticmethod",
+    "property": "property",
+    "cached_property": "property",
+}
+"""Decorators that change what a function in a class is, and what they make of it."""
+ASYNC = "async "
 Defaults = tuple[tuple[str, str], ...]
 
 
@@ -20,16 +29,18 @@ class Definition:
     """One definition of a release.
 
     symbol: "package.module:Name" or "package.module:Class.name".
-    kind: class, function, method, classmethod, staticmethod, property, variable, or attribute (set
-        on self in the class's constructor).
-    parameters: names in their order, "*" before keyword-only ones, "*args"/"**kwargs" as written;
-        None where it is nothing to call. defaults: by parameter, as written in the source.
+    kind: class, function, method, classmethod, staticmethod, property, variable, import, or
+        attribute (set on self in the class's constructor); "async function", and so on, for those.
+    parameters: names in their order, "/" after positional-only and "*" before keyword-only ones,
+        "*args"/"**kwargs" as written; None where it is nothing to call. defaults: by parameter, as
+        written in the source.
     decorators: the string arguments of its decorators (the names it is registered under). marks:
         the decorators themselves, as written.
     bases: of a class, their last names. members: its methods and annotated fields in their order, a
         field as "name: annotation".
     type: of a variable or attribute: its annotation without arguments ("dict" for dict[str, int]),
-        or, where it has none, the type of the literal that it is set to; else None.
+        or, where it has none, the type of the literal that it is set to, or the name that is called
+        for it; of an import: where from; else None.
     place: file and line.
     """
 
@@ -116,10 +127,26 @@ def _parse(file: Path | None) -> ast.Module | None:
     """The module's syntax tree; None where there is no file, or none that this Python can read."""
     if file is None:
         return None
+    with _no_collection():
+        try:
+            return ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError):
+            return None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No search for garbage: a tree is a hundred thousand new objects, and none of them is any.
+
+    In a process that holds torch, those searches would take longer than the parsing.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        return ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):
-        return None
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _find(tree: ast.Module, symbol: str, name: str, file: str) -> Definition | None:
@@ -181,6 +208,8 @@ def _names(node: ast.stmt) -> tuple[str, ...]:
         return (node.target.id,) if isinstance(node.target, ast.Name) else ()
     if isinstance(node, ast.Assign | ast.Delete):
         return tuple(target.id for target in node.targets if isinstance(target, ast.Name))
+    if isinstance(node, ast.ImportFrom):
+        return tuple(alias.asname or alias.name for alias in node.names)
     return ()
 
 
@@ -198,16 +227,20 @@ def _shape(node: ast.stmt, symbol: str, place: str, inside_class: bool) -> Defin
         )
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         marks = tuple(map(ast.unparse, node.decorator_list))
-        special = next((mark for mark in marks if mark in SPECIAL), None)
+        special = (SPECIAL.get(mark.rpartition(".")[2]) for mark in marks)
+        kind = next(filter(None, special), "method" if inside_class else "function")
         return Definition(
             symbol,
-            special or ("method" if inside_class else "function"),
+            f"{ASYNC}{kind}" if isinstance(node, ast.AsyncFunctionDef) else kind,
             _parameters(node.args),
             _strings(node.decorator_list),
             place,
             defaults=_defaults(node.args),
             marks=marks,
         )
+    if isinstance(node, ast.ImportFrom):
+        origin = "." * node.level + (node.module or "")
+        return Definition(symbol, "import", None, (), place, type=origin)
     if isinstance(node, ast.AnnAssign):
         return Definition(symbol, "variable", None, (), place, type=_head(node.annotation))
     value = node.value if isinstance(node, ast.Assign) else None
@@ -234,13 +267,19 @@ def _head(expression: ast.expr) -> str | None:
 
 
 def _literal(value: ast.expr | None) -> str | None:
+    """The type of what a name is set to, as far as its source tells."""
     if isinstance(value, ast.Dict | ast.List | ast.Set | ast.Tuple):
         return type(value).__name__.lower()
+    if isinstance(value, ast.Call):
+        return _head(value.func)
     return type(value.value).__name__ if isinstance(value, ast.Constant) else None
 
 
 def _parameters(args: ast.arguments) -> tuple[str, ...]:
-    names = [arg.arg for arg in (*args.posonlyargs, *args.args)]
+    names = [arg.arg for arg in args.posonlyargs]
+    if names:
+        names.append("/")
+    names += [arg.arg for arg in args.args]
     if args.vararg:
         names.append(f"*{args.vararg.arg}")
     elif args.kwonlyargs:

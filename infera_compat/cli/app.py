@@ -13,7 +13,6 @@ from rich.console import Console
 
 from infera_compat import __version__
 from infera_compat.cli import demo as demo_command
-from infera_compat.cli import record as record_command
 from infera_compat.cli import report as report_command
 from infera_compat.errors import CompatError
 
@@ -73,18 +72,78 @@ def demo(
 
 
 @matrix.command()
+def check(
+    release: Annotated[
+        str | None, typer.Argument(help="The release whose wheel is fetched, 0.33.0 say.")
+    ] = None,
+    wheel: Annotated[
+        Path | None, typer.Option(help="A wheel of vLLM to look into instead.")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="An unpacked wheel's vllm folder to look into instead.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hold a release against what the plugin needs: its wheel's source alone, nothing is run.
+
+    Status 0 where it is supported; 1 where something moved, or it is outside the supported range.
+    """
+    from infera_compat.cli import check as check_command
+
+    with _told_plainly():
+        status = check_command.check(release, wheel, root, as_json, _console())
+    raise typer.Exit(status)
+
+
+@matrix.command()
 def record(
+    release: Annotated[
+        str | None, typer.Argument(help="The release to fetch. Default: the installed one.")
+    ] = None,
     root: Annotated[
         Path | None, typer.Option(help="An unpacked wheel's vllm folder, instead of the installed.")
     ] = None,
-    distribution: Annotated[
-        str, typer.Option(help="The distribution that folder is from.")
-    ] = "vllm",
+    distribution: Annotated[str, typer.Option(help="The distribution that it is from.")] = "vllm",
     checkout: Annotated[Path, typer.Option(help="The project's root.")] = Path(),
 ) -> None:
     """Write what a release offers to matrix/contracts, and its hashes into the wheel's data."""
+    from infera_compat.cli import record as record_command
+
     with _told_plainly():
-        status = record_command.record(root, distribution, checkout, _console())
+        status = record_command.record(release, root, distribution, checkout, _console())
+    raise typer.Exit(status)
+
+
+@matrix.command()
+def run(
+    release: Annotated[
+        list[str] | None, typer.Option(help="A release to run; may be given again. Default: all.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Releases that run at once.")] = 2,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is recorded.")] = False,
+    as_json: AsJson = False,
+    checkout: Annotated[Path, typer.Option(help="The project's root.")] = Path(),
+) -> None:
+    """Run each release on a CPU, each op by each seam, against stock; then write the tables.
+
+    Goes on where an earlier run of the same source was stopped. Status 1 where a cell failed.
+    """
+    from infera_compat.cli import matrix as matrix_command
+
+    with _told_plainly():
+        status = matrix_command.run(checkout, release or [], jobs, fresh, as_json, _console())
+    raise typer.Exit(status)
+
+
+@matrix.command()
+def support(
+    checkout: Annotated[Path, typer.Option(help="The project's root.")] = Path(),
+) -> None:
+    """Write matrix/SUPPORT.md and the README's table from what is recorded."""
+    from infera_compat.cli import matrix as matrix_command
+
+    with _told_plainly():
+        status = matrix_command.support(checkout, _console())
     raise typer.Exit(status)
 
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import importlib
 import json
-from dataclasses import asdict
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from packaging.version import Version
 from rich.console import Console
 
 from infera_compat import contracts, release
-from infera_compat.definitions import Source
+from infera_compat.cli import recorded
+from infera_compat.cli.check import STOCK, fetched, parse, pick
+from infera_compat.cli.recorded import CONTRACTS, SHIMS, Record
+from infera_compat.contracts import Need
+from infera_compat.definitions import Definition, Source
 from infera_compat.errors import CompatError
-from infera_compat.install import pick
+from infera_compat.release import Release
 
-CONTRACTS = Path("matrix/contracts")
 FILES = Path("shims/infera_shims/recorded/files.json")
 
 
-def record(root: Path | None, distribution: str, checkout: Path, console: Console) -> int:
-    """Record the release at `root` (or the installed one) into the checkout; 1 if it is refused.
+def record(
+    asked: str | None, root: Path | None, distribution: str, checkout: Path, console: Console
+) -> int:
+    """Record the release `asked`, the one at `root`, or the installed one; 1 if it is refused.
 
     A release whose contracts do not all hold is not recorded: its hashes must never spare it the
     comparison.
@@ -32,44 +37,75 @@ def record(root: Path | None, distribution: str, checkout: Path, console: Consol
             expected="the project's root",
             do="Run this there, or give --checkout.",
         )
-    found = release.installed() if root is None else release.at(root)
-    if found is None:
-        raise CompatError("no vLLM is installed", found="none", expected="one", do="Give --root.")
-    owner = distribution if root else (found.distribution or distribution)
-    shim, verdict = pick(found)
+    version = None if asked is None else parse(asked)
+    found, owner = _found(version, root, distribution, console)
+    name = found.text.partition("+")[0]
+    source = Source(found.root)
+    shim, verdict = pick(found, source)
     for moved in verdict.moved:
         console.print(f"[red]moved[/] {moved}", highlight=False)
     if verdict.moved:
-        console.print(f"vLLM {found.text}: {verdict.held}/{verdict.of}; not recorded")
+        console.print(f"vLLM {name}: {verdict.held}/{verdict.of}; not recorded")
         return 1
-    file = checkout / CONTRACTS / f"{found.text.partition('+')[0]}.json"
-    before: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    source = Source(found.root)
-    found_definitions = [source.find(need.symbol) for need in shim.needs]
-    entry = {
-        "release": found.text.partition("+")[0],
-        "shim": shim.name,
-        "symbols": {
-            definition.symbol: asdict(definition)
-            for definition in found_definitions
-            if definition is not None
-        },
-        "files": before.get("files", {}) | {owner: contracts.hashes(source, shim.needs)},
-    }
-    file.write_text(json.dumps(entry, indent=1) + "\n", "utf-8")
+    file = checkout / CONTRACTS / f"{name}.json"
+    before = recorded.load(file.read_text("utf-8")) if file.is_file() else None
+    files = {owner: contracts.hashes(source, shim.needs)}
+    if before is None or owner == STOCK:
+        entry = Record(
+            release=name,
+            shim=shim.name,
+            symbols=_offered(source, needs()),
+            registered=recorded.registered(found.root),
+            files={**(before.files if before else {}), **files},
+        )
+    else:  # another build of the same: stock's definitions stand
+        entry = Record(
+            name, shim.name, before.symbols, before.registered, {**before.files, **files}
+        )
+    file.write_text(entry.dump(), "utf-8")
     _gather(checkout)
-    console.print(f"{file}: {owner} {found.text}, shim {shim.name}, {verdict.held}/{verdict.of}")
+    console.print(f"{file}: {owner} {name}, shim {shim.name}, {verdict.held}/{verdict.of}")
     return 0
+
+
+def needs() -> tuple[Need, ...]:
+    """What any shim needs."""
+    shims = importlib.import_module(SHIMS).order(None)
+    return tuple(dict.fromkeys(need for shim in shims for need in shim.needs))
+
+
+def _found(
+    asked: Version | None, root: Path | None, distribution: str, console: Console
+) -> tuple[Release, str]:
+    """The release that is meant, and the distribution that it is from."""
+    if asked is not None:
+        return fetched(distribution, asked, console), distribution
+    if root is not None:
+        return release.at(root), distribution
+    found = release.installed()
+    if found is None:
+        raise CompatError(
+            "no vLLM is installed", found="none", expected="one", do="Give a release, or --root."
+        )
+    return found, found.distribution or distribution
+
+
+def _offered(source: Source, wanted: Iterable[Need]) -> dict[str, Definition]:
+    """What the release has of all that any shim needs, in the order of the symbols."""
+    symbols = sorted({need.symbol for need in wanted})
+    found = ((symbol, source.find(symbol)) for symbol in symbols)
+    return {symbol: definition for symbol, definition in found if definition is not None}
 
 
 def _gather(checkout: Path) -> None:
     """All recorded hashes by shim and file: what the plugin reads at start-up."""
     shas: dict[str, dict[str, list[str]]] = {}
     for file in sorted((checkout / CONTRACTS).glob("*.json")):
-        entry = json.loads(file.read_text("utf-8"))
-        by_file = shas.setdefault(entry["shim"], {})
-        for files in entry["files"].values():
+        known = recorded.load(file.read_text("utf-8"))
+        by_file = shas.setdefault(known.shim, {})
+        for files in known.files.values():
             for name, sha in files.items():
                 by_file[name] = sorted({*by_file.get(name, ()), sha})
     (checkout / FILES).write_text(json.dumps(shas, indent=1, sort_keys=True) + "\n", "utf-8")
-    importlib.import_module("infera_shims").recorded.cache_clear()
+    importlib.import_module(SHIMS).recorded.cache_clear()
+    recorded.releases.cache_clear()
