@@ -1,4 +1,5 @@
-# Two commands: `make demo` and `make test`. `make check` is the part of the tests without engines.
+# Two commands: `make demo` and `make test`. `make check` is the part of the tests without engines,
+# `make matrix` runs every supported release, each op by each seam.
 PYTHON ?= python3.11
 TOOLS := .tools
 BIN := $(TOOLS)/bin
@@ -14,7 +15,7 @@ endif
 # Without bytecode files each import of vLLM takes ten seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check pythons clean
+.PHONY: demo test check pythons matrix clean
 
 demo: .venv/.made
 	.venv/bin/infera-compat demo
@@ -28,12 +29,16 @@ check: $(TOOLS)/.made
 pythons: $(TOOLS)/.made
 	$(TOX) -e py310,py312,py313
 
+# Goes on where it was stopped. MATRIX="--release 0.32.0 --jobs 1 --fresh --json" are its options.
+matrix: $(TOOLS)/.made
+	$(BIN)/infera-compat matrix run $(MATRIX)
+
 clean:
 	rm -rf .venv .tools .tox .cache build dist
 
-$(TOOLS)/.made:
+$(TOOLS)/.made: pyproject.toml
 	$(PYTHON) -m venv $(TOOLS)
-	$(BIN)/python -m pip install --disable-pip-version-check 'tox>=4.30' 'tox-uv>=1.28' 'uv>=0.9'
+	$(BIN)/python -m pip install --disable-pip-version-check 'tox>=4.30' 'tox-uv>=1.28' 'uv>=0.9' --editable '.[cli]'
 	touch $@
 
 # vLLM 0.32.0 as a CPU build, and a small real model: some 3 GB, shared with the tests' environments

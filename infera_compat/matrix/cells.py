@@ -14,15 +14,16 @@ REFUSED = "refused"
 NOT_APPLICABLE = "not applicable"
 BY_CONTRACT = "by contract only"
 EQUAL = "equal"
-STATUSES = (FAILED, NOT_RUN, REFUSED, NOT_APPLICABLE, BY_CONTRACT, EQUAL)
-"""Worst first.
-
-failed: bound, and not equal to stock or not fired; or the engine ended. not run: nothing is known.
-refused: the seam could not be bound with certainty, so the op stayed stock. not applicable: the
-seam was bound, and none of the model's layers comes by it. by contract only: not run, and the
-release's source is what the shim was written for. equal: bound, fired in each layer that it bound,
-and every token and logprob is stock's, to the bit.
-"""
+MEANINGS = {
+    FAILED: "run: bound, and unlike stock or never run in a serving step; or the process failed",
+    NOT_RUN: "nothing is known",
+    REFUSED: "run: the seam could not be bound with certainty; the answers are stock's",
+    NOT_APPLICABLE: "run: bound, but no layer of the model comes by it; the answers are stock's",
+    BY_CONTRACT: "not run; what the seam stands on in the release's source is what the shim needs",
+    EQUAL: "run: bound, each bound layer served, every token and logprob is stock's, to the bit",
+}
+STATUSES = tuple(MEANINGS)
+"""Worst first."""
 
 LEAST_DISTINCT = 8
 """Fewer different tokens than this in a model's answers: the comparison could not fail."""
@@ -74,7 +75,8 @@ def of_way(way: Way, stock: Result | str, ours: Result | str) -> Iterator[Cell]:
             if isinstance(stock, str):
                 yield Cell(*about, NOT_RUN, f"stock failed: {stock}")
             elif "error" in stock[model.name]:
-                yield Cell(*about, BY_CONTRACT, f"stock fails here: {stock[model.name]['error']}")
+                status = BY_CONTRACT if _contracts_hold(ours) else NOT_RUN
+                yield Cell(*about, status, f"stock fails here: {stock[model.name]['error']}")
             elif isinstance(ours, str):
                 yield Cell(*about, FAILED, ours)
             elif "error" in ours[model.name]:
@@ -91,6 +93,14 @@ def worst(cells: Iterable[Cell]) -> list[Cell]:
         if STATUSES.index(cell.status) < STATUSES.index(other.status):
             kept[cell.key] = cell
     return list(kept.values())
+
+
+def _contracts_hold(ours: Result | str) -> bool:
+    """Whether the reports of the models that did run say that every contract holds."""
+    if isinstance(ours, str):
+        return False
+    reports = [report for result in ours.values() for report in result.get("reports", ())]
+    return bool(reports) and not any(report["contracts"]["moved"] for report in reports)
 
 
 def _judged(about: tuple[str, str, str, str], model: Model, stock: Result, ours: Result) -> Cell:

@@ -30,10 +30,16 @@ Echo = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Wheel:
-    """This project's wheel. source: a hash of all in it that a process of vLLM may load."""
+    """This project's wheel.
+
+    source: a hash of all in it that a process of vLLM may load. commit, dirty: what the checkout
+    was at when it was built (checkout.py).
+    """
 
     file: Path
     source: str
+    commit: str | None
+    dirty: bool
 
 
 def build(checkout: Checkout) -> Wheel:
@@ -54,7 +60,7 @@ def build(checkout: Checkout) -> Wheel:
     command = ["build", "--quiet", "--wheel", "--out-dir", str(folder), str(checkout.root)]
     child.spawn("uv", command, _environment())
     (file,) = folder.glob("*.whl")
-    return Wheel(file, _source(file))
+    return Wheel(file, _source(file), checkout.commit(), checkout.dirty())
 
 
 def _source(wheel: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,11 +42,9 @@ class Line:
 
 def read(file: Path) -> tuple[Line, ...]:
     """All lines of the list, oldest release first."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    entries: dict[str, dict[str, Any]] = tomllib.loads(file.read_text("utf-8"))["release"]
+    # Python 3.10 has no tomllib; the environments that this project makes there have tomli.
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    entries: dict[str, dict[str, Any]] = toml.loads(file.read_text("utf-8"))["release"]
     return tuple(Line(release, **entry) for release, entry in entries.items())
 
 

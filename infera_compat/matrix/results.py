@@ -10,6 +10,7 @@ from typing import Any
 
 from infera_compat.matrix.cells import NOT_RUN, Cell, of_way, worst
 from infera_compat.matrix.checkout import Checkout
+from infera_compat.matrix.environments import Wheel
 from infera_compat.matrix.records import Record
 from infera_compat.matrix.releases import Line
 from infera_compat.matrix.ways import COMPILED, MODELS, WAYS, Way
@@ -21,7 +22,7 @@ MEASURED_ELSEWHERE = "gpu"
 
 
 def result(
-    checkout: Checkout, line: Line, source: str, records: Records, obstacle: str | None = None
+    line: Line, wheel: Wheel, records: Records, obstacle: str | None = None
 ) -> dict[str, Any]:
     """The whole result of a release.
 
@@ -29,16 +30,18 @@ def result(
     """
     ran = [record.results for record in records.values() if record.results is not None]
     facts = ran[0] if ran else {}
-    reports = [x for run in ran for model in run["models"].values() for x in model.get("reports", ())]
+    reports = [
+        x for run in ran for model in run["models"].values() for x in model.get("reports", ())
+    ]
     contracts = reports[0]["contracts"] if reports else None
     return {
         "release": line.release,
         "label": line.label,
         "shim": reports[0]["shim"] if reports else line.shim,
         "contracts": contracts,
-        "commit": checkout.commit(),
-        "dirty": checkout.dirty(),
-        "source": source,
+        "commit": wheel.commit,
+        "dirty": wheel.dirty,
+        "source": wheel.source,
         "date": max((record.date for record in records.values()), default=None),
         "python": facts.get("python"),
         "torch": facts.get("torch"),

