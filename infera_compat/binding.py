@@ -34,11 +34,15 @@ class Binding:
     originals: Originals = field(default_factory=Originals)
 
     def once_imported(self, module: str, bind_part: Callable[[ModuleType, Binding], None]) -> None:
-        """Run `bind_part(module, self)` in this context, once vLLM has imported `module`."""
+        """Run `bind_part(module, self)` in this context, once vLLM has imported `module`.
+
+        Not if the op went back to stock meanwhile.
+        """
 
         def imported(found: ModuleType) -> None:
             with self:
-                bind_part(found, self)
+                if self.choice.kernel:
+                    bind_part(found, self)
 
         when_imported(module, imported)
 

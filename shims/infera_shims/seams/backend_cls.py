@@ -50,6 +50,7 @@ def _wrap(active: type, binding: Binding) -> None:
     binding.choice.notes.extend(_shared(stock))
     binding.originals.replace(active, METHOD, classmethod(_asking(stock.__func__)))
     backends.open_book(binding.ledger)
+    binding.originals.on_restore(backends.close_book)
     _forget_answers()
     binding.originals.on_restore(_forget_answers)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 OP = "attention"
 STOCK = "vllm."
+MADE = "vllm__"
 _ledger: Ledger | None = None
 _impls: set[type] = set()
 
@@ -26,6 +27,15 @@ def open_book(ledger: Ledger) -> None:
     """Count the calls of the subclasses in `ledger`."""
     global _ledger
     _ledger = ledger
+
+
+def close_book() -> None:
+    """Make the subclasses stock's again: a layer that has one runs stock's forward from now on."""
+    for impl in _impls:
+        del impl.forward  # type: ignore[attr-defined]
+    _impls.clear()
+    for name in [name for name in globals() if name.startswith(MADE)]:
+        del globals()[name]
 
 
 def path_over(stock_path: str) -> str:
@@ -47,7 +57,7 @@ def is_ours(impl: object) -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    if not name.startswith("vllm__"):
+    if not name.startswith(MADE):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, cls = name.replace("__", ".").rpartition(".")
     backend = _subclass_backend(name, getattr(importlib.import_module(module), cls))
@@ -90,6 +100,7 @@ def _subclass_impl(stock: Any) -> type:
         output: Any,
         output_scale: Any = None,
         output_block_scale: Any = None,
+        **more: Any,
     ) -> Any:
         count(OP, layer.layer_name)
         return super(impl, self).forward(
@@ -102,6 +113,7 @@ def _subclass_impl(stock: Any) -> type:
             output,
             output_scale,
             output_block_scale,
+            **more,
         )
 
     body = {"__module__": __name__, "__doc__": stock.__doc__, "forward": forward}

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from infera_shims.needs import ATTENTION, MLA_ATTENTION
-from infera_shims.seams import backends, owners
+from infera_shims.seams import backends, owners, shadowed
 
 if TYPE_CHECKING:
     from infera_compat.binding import Binding
@@ -77,20 +77,20 @@ def shadow(layer: Any, seam: str, binding: Binding) -> None:
     if backends.is_ours(impl) or of(impl) or reason_against(layer):
         return
     for method in methods_of(layer):
-        stock = getattr(impl, method)
-        setattr(impl, method, Shadow(stock, seam, layer.layer_name, binding.ledger))
-        binding.originals.on_restore(partial(_take_away, impl, method, stock))
+        ours = Shadow(getattr(impl, method), seam, layer.layer_name, binding.ledger)
+        shadowed.put(impl, method, ours, binding.originals)
 
 
 def methods_of(layer: Any) -> tuple[str, ...]:
     """The methods of this layer's impl that run a kernel; sparse MLA's has no forward_mha."""
-    names = {base.__name__ for base in type(layer).__mro__}
-    found = next(methods for cls, (_, methods) in LAYERS.items() if cls in names)
+    found = next(methods for cls, (_, methods) in LAYERS.items() if cls in _classes(layer))
     return tuple(method for method in found if hasattr(layer.impl, method))
 
 
 def reason_against(layer: Any) -> str | None:
     """Why a layer can't be bound here, or None."""
+    if LAYERS.keys().isdisjoint(_classes(layer)):
+        return f"{type(layer).__qualname__} is none of {' and '.join(LAYERS)}"
     if not owners.is_stock(type(layer.impl)):
         return f"its implementation is {type(layer.impl).__module__}'s, not stock vLLM's"
     if layer.use_direct_call:
@@ -103,10 +103,5 @@ def of(impl: Any) -> Shadow | None:
     return next((x for x in vars(impl).values() if isinstance(x, Shadow)), None)
 
 
-def _take_away(impl: Any, method: str, stock: Any) -> None:
-    own = vars(impl)
-    if not isinstance(own.get(method), Shadow):
-        return
-    delattr(impl, method)
-    if getattr(impl, method) != stock:  # it was an instance attribute of somebody else's
-        setattr(impl, method, stock)
+def _classes(layer: Any) -> set[str]:
+    return {base.__name__ for base in type(layer).__mro__}

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from infera_shims.needs import FUSED_MOE
-from infera_shims.seams import owners
+from infera_shims.seams import owners, shadowed
 from infera_shims.seams.fired import Witness, open_book
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _hook(module: ModuleType, binding: Binding) -> None:
         # A kernel that can't be shadowed must not lose a model: the op goes back to stock.
         with binding:
             if type(self.impl) is module.FusedMoEKernelModularImpl:
-                shadow(self.impl.fused_experts, binding.ledger)
+                shadow(self.impl.fused_experts, binding)
 
     binding.originals.replace(kernel_class, "__init__", __init__)
 
@@ -74,6 +74,7 @@ class Shadow:
         workspace2: Any,
         expert_tokens_meta: Any,
         apply_router_weight_on_input: Any,
+        **more: Any,
     ) -> Any:
         """Run stock's apply and count it; returns what stock returns (0.31 on: not always None)."""
         result = self.stock(
@@ -92,15 +93,17 @@ class Shadow:
             workspace2=workspace2,
             expert_tokens_meta=expert_tokens_meta,
             apply_router_weight_on_input=apply_router_weight_on_input,
+            **more,
         )
         self.witness.fired(output)
         return result
 
 
-def shadow(experts: Any, ledger: Ledger) -> None:
+def shadow(experts: Any, binding: Binding) -> None:
     """Put a Shadow on `experts`, once."""
     if not isinstance(vars(experts).get("apply"), Shadow):
-        experts.apply = Shadow(experts.apply, ledger)
+        ours = Shadow(experts.apply, binding.ledger)
+        shadowed.put(experts, "apply", ours, binding.originals)
 
 
 def of(method: Any) -> Shadow | None:

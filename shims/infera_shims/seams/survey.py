@@ -25,6 +25,7 @@ NOT_REACHED = {
     "modular_kernel": "its method makes no modular kernel",
     "register_oot": "its method is not UnquantizedFusedMoEMethod",
 }
+NOT_MLA = {"get_attn_backend_cls", "platform"}
 OWN_BACKEND = "has its own backend, which no seam here reaches"
 
 
@@ -82,7 +83,7 @@ def _why_not_attention(built: Any, choice: Choice) -> str:
         against = layer.reason_against(built)
         if against:
             return against
-    if "layer" not in choice.seams and built.attn_backend.is_mla():
+    if set(choice.seams) <= NOT_MLA and built.attn_backend.is_mla():
         return f"MLA: {_names(choice)} does not take it"
     return NOT_REACHED[choice.seams[-1]]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from infera_compat.errors import Refused
 from infera_shims.needs import MODELS, REGISTRY
-from infera_shims.seams import layer, owners
+from infera_shims.seams import layer, owners, shadowed
 from infera_shims.seams.fired import Witness, open_book
 
 if TYPE_CHECKING:
@@ -107,11 +107,17 @@ def _held(models: Any, architecture: str) -> str | None:
     return f"{architecture} is registered as {entry!r}, not as stock's class"
 
 
+def _is_ours(entry: Any) -> bool:
+    return entry is not None and vars(entry).get("module_name") == __name__
+
+
 def _unbind(op: str) -> None:
     _bound.pop(op, None)
     if not _bound and _stock:
         models = importlib.import_module(REGISTRY).ModelRegistry.models
-        models.update(_stock)
+        for architecture, entry in _stock.items():
+            if _is_ours(models.get(architecture)):
+                models[architecture] = entry
         _stock.clear()
 
 
@@ -160,16 +166,8 @@ def _shadow(method: Any, layer_name: str, binding: Binding) -> None:
     if of(method):
         return
     for name in METHODS:
-        setattr(method, name, Shadow(getattr(method, name), layer_name, binding))
-        binding.originals.on_restore(partial(_take_away, method, name))
-
-
-def _take_away(method: Any, name: str) -> None:
-    ours = vars(method).get(name)
-    if isinstance(ours, Shadow):
-        delattr(method, name)
-        if getattr(method, name) != ours.stock:
-            setattr(method, name, ours.stock)
+        ours = Shadow(getattr(method, name), layer_name, binding)
+        shadowed.put(method, name, ours, binding.originals)
 
 
 _BINDERS = {"attention": _bind_attention, "moe": _bind_moe}
