@@ -60,9 +60,17 @@ class Installation:
                 do="Install vLLM beside infera-compat.",
             )
         self.shim, self.verdict = pick(self.release)
-        for op in OPS:
-            choice = choose(op, self.settings.asked(op), self.settings.seam(op))
-            self.ledger.choices[op] = choice
+        self.ledger.choices.update({op: self.choose(op) for op in OPS})
+
+    def choose(self, op: str) -> Choice:
+        """What is to be bound for `op` before any contract is looked at."""
+        asked, forced = self.settings.asked(op), self.settings.seam(op)
+        if asked == OFF:
+            return Choice(op, asked, forced, why_not=f"INFERA_{op.upper()}=off")
+        if asked == AUTO:
+            # No kernel ships with the records that auto wants (verify and bench on this GPU).
+            return Choice(op, asked, forced, why_not="auto: no eligible kernel")
+        return Choice(op, asked, forced, kernel=asked)
 
     def plan(self, choice: Choice, device_type: str) -> tuple[str, ...]:
         """The seams to bind `choice` by on a platform of this type, in their order.
@@ -110,10 +118,7 @@ class Installation:
             self._enforce_choices()
             self._salt_compile_cache()
         except Exception:
-            self.restore()
-            for choice in self.ledger.choices.values():
-                if choice.kernel:
-                    choice.refuse("binding the ops failed")
+            self.stand_back("binding the ops failed")
             raise
         report.say(self.start_line())
         self._prepared = True
@@ -176,10 +181,17 @@ class Installation:
             **self.ledger.as_json(),
         }
 
-    def restore(self) -> None:
-        """Put every original back."""
+    def stand_back(self, reason: str) -> None:
+        """Put every original back: what is made from now on is stock, and `reason` says why.
+
+        A model that lives runs stock's code again too, but for what a CUDA graph has recorded.
+        """
         for binding in self._bindings.values():
             binding.originals.restore()
+        for choice in self.ledger.choices.values():
+            if choice.kernel:
+                choice.refuse(reason)
+        self._salt_compile_cache()
 
     def fingerprint(self) -> str:
         """What a compiled graph depends on: our version, our sources, what is bound.
@@ -205,6 +217,7 @@ class Installation:
                     _shims().bind(binding, seam, shim)
                 except Refused as refusal:  # before it changed anything
                     choice.not_taken[seam] = str(refusal)
+                    choice.notes.append(f"not by {seam}: {refusal}")
                     continue
                 # A part that was bound at once may have fallen back already.
                 if choice.kernel is None:
@@ -283,29 +296,23 @@ class Installation:
             self._salted = bound
 
 
-def choose(op: str, asked: str, forced: str = AUTO) -> Choice:
-    """What is to be bound for `op` before any contract is looked at."""
-    if asked == OFF:
-        return Choice(op, asked, forced, why_not=f"INFERA_{op.upper()}=off")
-    if asked == AUTO:
-        # No kernel ships with the records that auto wants (verify and bench on this GPU).
-        return Choice(op, asked, forced, why_not="auto: no eligible kernel")
-    return Choice(op, asked, forced, kernel=asked)
-
-
 def pick(release: Release) -> tuple[Shim, Verdict]:
-    """The shim whose contracts all hold, tried in the order that the version suggests.
+    """The shim whose contracts all hold; of several, the one that asks for most.
 
-    Where none holds whole: the one of which least moved, first in that order.
+    The version only says which is tried first, and which of two that ask for as much. Where none
+    holds whole: the one of which least moved.
     """
     shims = _shims()
     source = Source(release.root)
     tried = []
     for shim in shims.order(release.version):
         verdict = judge(source, shim.needs, shims.recorded().get(shim.name, {}))
-        if not verdict.moved:
+        if verdict.known:
             return shim, verdict
         tried.append((shim, verdict))
+    whole = [pair for pair in tried if not pair[1].moved]
+    if whole:
+        return max(whole, key=lambda pair: pair[1].of)
     return min(tried, key=lambda pair: len(pair[1].moved))
 
 

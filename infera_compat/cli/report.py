@@ -14,9 +14,10 @@ from rich.table import Table
 
 from infera_compat import install
 from infera_compat.errors import OFF_SWITCH, CompatError
-from infera_compat.settings import REPORT, Settings, disabled
+from infera_compat.settings import REPORT, SEAMS, Settings, disabled
 
 FIELDS = {"event", "pid", "process", "role", "rank", "vllm", "steps", "layers", "unknown_layers"}
+DEVICES = ("cuda", "cpu")
 PHASES = ("serving", "profile", "capture", "replayed")
 NOT_KNOWN = (
     "not known yet: layers are known where a model is built (INFERA_REPORT=file, then --from)"
@@ -28,10 +29,7 @@ def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
     off = disabled(environ)
     installation = install.Installation(Settings.read(environ, install.KERNELS))
     installation.judge()
-    plans = {
-        op: {device: installation.plan(choice, device) for device in ("cpu", "cuda")}
-        for op, choice in installation.ledger.choices.items()
-    }
+    plans = {op: _plans(installation, op) for op in install.OPS}
     found = installation.as_json()
     facts = {
         "disabled": off,
@@ -39,7 +37,11 @@ def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
             key: found[key]
             for key in ("infera_compat", "vllm", "distribution", "shim", "contracts")
         },
-        "ops": {op: choice | {"plan": plans[op]} for op, choice in found["ops"].items()},
+        "ops": {
+            op: {key: value for key, value in choice.items() if key != "not_taken"}
+            | {"seams": plans[op]}
+            for op, choice in found["ops"].items()
+        },
         "layers": None,
         "layers_note": NOT_KNOWN,
     }
@@ -119,20 +121,23 @@ def _show_here(facts: dict[str, Any], release: str, console: Console) -> None:
         table.add_row(
             op, choice["asked"], choice["kernel"] or "–", "", escape(choice["why_not"] or "")
         )
-        for seam, what in _fates(choice).items():
-            table.add_row("", "", "", seam, escape(what))
+        for seam, fate in choice["seams"].items():
+            table.add_row("", "", "", seam, escape(fate))
     console.print(table)
     console.print(f"layers: {NOT_KNOWN}", highlight=False)
 
 
-def _fates(choice: Mapping[str, Any]) -> dict[str, str]:
-    """What becomes of each seam of an op: taken, where, or why not."""
-    fates: dict[str, list[str]] = {}
-    for device, plan in choice["plan"].items():
-        for seam in plan:
-            fates.setdefault(seam, []).append(device)
-    taken = {seam: f"taken ({' and '.join(devices)})" for seam, devices in fates.items()}
-    return taken | {seam: why for seam, why in choice["not_taken"].items() if seam not in taken}
+def _plans(installation: install.Installation, op: str) -> dict[str, str]:
+    """What would become of each seam of an op: taken, where, or why not."""
+    fates: dict[str, str] = {}
+    taken: dict[str, list[str]] = {}
+    for device in DEVICES:
+        choice = installation.choose(op)
+        for seam in installation.plan(choice, device):
+            taken.setdefault(seam, []).append(device)
+        fates |= choice.not_taken
+    fates |= {seam: f"taken on {' and '.join(on)}" for seam, on in taken.items()}
+    return {seam: fates[seam] for seam in SEAMS[op]}
 
 
 def _show_processes(latest: list[dict[str, Any]], console: Console) -> None:

@@ -34,6 +34,13 @@ MOE_LAYER = Entry(
             "class",
             "a MoE layer, in static_forward_context",
         ),
+        *(
+            Need(f"{FUSED_MOE}.runner.moe_runner:MoERunner.{name}", "attribute", why)
+            for name, why in (
+                ("layer_name", "its calls are counted under this name"),
+                ("routed_experts", "holds the weights and the method"),
+            )
+        ),
         Need(
             f"{FUSED_MOE}.routed_experts:RoutedExperts.quant_method",
             "attribute",

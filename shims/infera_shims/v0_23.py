@@ -17,6 +17,7 @@ MOE_LAYER = Entry(
     needs=(
         Need(LAYER, "class", "a MoE layer, in static_forward_context"),
         Need(f"{LAYER}.quant_method", "attribute", "the layer's quantisation method"),
+        Need(f"{LAYER}.layer_name", "attribute", "its calls are counted under this name"),
     ),
     first="0.22.0",
     last="0.23.0",

@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""Every seam on a GPU: bound and switched off in one process, bit for bit, and seen to have run.
+
+    python matrix/seams_gpu.py --label "torch 2.11 instead of its own pin" --commit HASH
+
+For each way (the seams that are asked for) and mode (eager; graphs: torch.compile and full CUDA
+graphs) one process starts an engine with the plugin passing through, then takes it back
+(Installation.stand_back) and starts a stock engine of the same model. Their tokens and logprobs are
+compared bit by bit; one process more a mode has the plugin switched off from its start, and
+what it answers is the control. In graphs a counter in each graph tells which layers were
+replayed (INFERA_REPORT). Writes the cells into the "gpu" part of matrix/results/<release>.json.
+
+Models: two layers each, random weights with spread logits; see MODELS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from infera_compat.matrix import cells
+from infera_compat.matrix.ways import ATTENTION, AUTO, MOE, Model, Way
+from infera_shims.engines import child, weights
+
+EAGER, GRAPHS = "h200 eager", "h200 graphs"
+SIZES: dict[weights.Kind, weights.Shape] = {
+    "llama": dataclasses.replace(weights.LLAMA_8B, layers=2),
+    "qwen3_moe": dataclasses.replace(weights.QWEN3_30B_A3B, layers=2),
+    "deepseek_v2": dataclasses.replace(
+        weights.TINY, hidden=2048, heads=16, kv_heads=16, head_size=128, vocab=32000,
+        intermediate=4096, experts=16, top_k=2, moe_intermediate=768,
+    ),
+}  # fmt: skip
+MODELS = (
+    Model("llama", (ATTENTION,), "dense"),
+    Model("qwen3_moe", (ATTENTION, MOE), "MoE"),
+    Model("deepseek_v2", (ATTENTION, MOE), "MLA and MoE", optional=True),
+)
+SEAMS = (
+    (AUTO, AUTO),
+    ("get_attn_backend_cls", "modular_kernel"),
+    ("platform", "register_oot"),
+    ("layer", "pluggable_layer"),
+    ("pluggable_layer", AUTO),
+    ("model", "model"),
+)
+# (seed, tokens): one block and less, several, and a ragged one.
+PROMPTS = ((0, 5), (1, 17), (2, 40), (3, 130), (4, 333), (5, 64), (6, 1), (7, 211))
+MAX_TOKENS = 32
+# Sizes that the graphs are captured at: decode of these prompts falls on the last.
+CAPTURED = [1, 2, 4, 8]
+
+
+def all_ways(mode: str) -> list[Way]:
+    """Switched off first, then each pair of seams."""
+    pairs: list[tuple[str | None, str | None]] = [(None, None), *SEAMS]
+    return [Way(attention, moe, mode, MODELS) for attention, moe in pairs]
+
+
+def job(way: Way, folder: Path, vocab: dict[str, int], report: bool) -> dict[str, Any]:
+    """What infera_shims.engines.generate is to do for a way."""
+    graphs = {
+        "enforce_eager": False,
+        "compilation_config": {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": CAPTURED},
+    }
+    # 0.22 would take FlashInfer, which is not here; from 0.23 on Triton is what vLLM picks itself.
+    options = {"kernel_config": {"moe_backend": "triton"}} if _release().startswith("0.22") else {}
+    return {
+        "report": report,
+        "models": [
+            {
+                "name": model.name,
+                "path": str(folder / model.name),
+                "optional": model.optional,
+                "max_tokens": MAX_TOKENS,
+                "prompts": [
+                    {"token_ids": [5 + (31 * n + 7919 * i * (s + 3)) % (vocab[model.name] - 5)
+                                   for i in range(n)]}
+                    for s, n in PROMPTS
+                ],
+                "together": True,
+                "engine": {
+                    "max_model_len": 1024,
+                    "max_num_batched_tokens": 1024,
+                    "enable_prefix_caching": False,
+                    "kv_cache_memory_bytes": 1 << 30,
+                    "gpu_memory_utilization": 0.07,
+                    **({"enforce_eager": True} if way.mode == EAGER else graphs),
+                    **(options if MOE in model.ops else {}),
+                },
+            }
+            for model in way.models
+        ],
+    }  # fmt: skip
+
+
+def work(question: Path, answer: Path) -> None:
+    """A process of its own: the engines of one way; bound, then in the same process taken back."""
+    from infera_compat import plugin
+    from infera_shims.engines import generate
+
+    jobs = json.loads(question.read_text("utf-8"))
+    results: dict[str, Any] = {}
+    for name, one in jobs.items():  # "ours" before "stock", or "stock" alone
+        if name == "stock" and "ours" in jobs:
+            plugin.current().stand_back("taken back, to compare")
+        # Each model by itself: what one engine leaves behind is gone with it.
+        results[name] = generate.generate(one)
+    answer.write_text(json.dumps(results), "utf-8")
+
+
+def run(way: Way, folder: Path, vocab: dict[str, int]) -> dict[str, Any] | str:
+    """Run a way's process; its results by name ("ours", "stock"), or why it failed."""
+    own = Path(tempfile.mkdtemp(prefix="infera-way-"))
+    jobs = {} if way.off else {"ours": job(way, folder, vocab, report=True)}
+    jobs["stock"] = job(way, folder, vocab, report=False)
+    (own / "jobs.json").write_text(json.dumps(jobs), "utf-8")
+    extra = {
+        **way.switches,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CACHE_ROOT": str(own / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"),
+        "TRITON_CACHE_DIR": str(own / "triton"),
+        # Inductor chooses reductions by timing them: two starts of stock may differ without it.
+        "TORCHINDUCTOR_DETERMINISTIC": "1",
+    }
+    if not way.off:
+        extra["INFERA_REPORT"] = str(own / "report.jsonl")
+    done = subprocess.run(
+        [sys.executable, __file__, "--work", str(own / "jobs.json"), str(own / "out.json")],
+        env=child.environment(**extra),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    log = Path(os.environ.get("OUT", own)) / f"{_release()}-{way.name}.log".replace(" ", "_")
+    log.write_text(done.stdout[-200_000:], "utf-8")
+    if done.returncode:
+        return "\n".join(done.stdout.splitlines()[-12:])
+    results: dict[str, Any] = json.loads((own / "out.json").read_text("utf-8"))
+    return results
+
+
+def main() -> None:
+    """Run all ways, print a table, and write the cells."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("matrix/results"))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "infera-two"))
+    parser.add_argument("--commit", default="", help="written into the result")
+    parser.add_argument("--label", default="", help="how this differs from the release's own pins")
+    parser.add_argument("--jobs", type=int, default=7, help="processes at a time on the GPU")
+    parser.add_argument("--modes", nargs="+", default=[EAGER, GRAPHS])
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to try this on a CPU")
+    parser.add_argument("--work", nargs=2, type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work(*options.work)
+        return
+    import torch
+
+    sizes = dict.fromkeys(SIZES, weights.TINY) if options.tiny else SIZES
+    for kind, shape in sizes.items():
+        weights.write_model(kind, options.folder / kind, shape)
+    vocab = {str(kind): shape.vocab for kind, shape in sizes.items()}
+    todo = [way for mode in options.modes for way in all_ways(mode)]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        outcomes = dict(
+            zip(todo, pool.map(lambda way: run(way, options.folder, vocab), todo), strict=True)
+        )
+    found = [cell for way in todo if not way.off for cell in judge(way, outcomes)]
+    for cell in found:
+        print(f"{cell['mode']:12}{cell['model']:12}{cell['op']:10}{cell['seam']:22}"
+              f"{cell['status']:16}{cell['fired']}/{cell['bound']} of {cell['layers']}  "
+              f"control {cell['control']}  {cell['reason'] or ''}"[:240])  # fmt: skip
+    body = {
+        "gpu_machine": {
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none (CPU)",
+            "torch": torch.__version__,
+            "label": options.label,
+            "commit": options.commit,
+            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+            "models": {kind: dataclasses.asdict(shape) for kind, shape in sizes.items()},
+        },
+        "gpu": found,
+    }
+    file = options.out / f"{_release()}.json"
+    before = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({**before, **body}, indent=1) + "\n", "utf-8")
+
+
+def judge(way: Way, outcomes: dict[Way, Any]) -> list[dict[str, Any]]:
+    """The cells of a way: bound against the same process taken back, and the control."""
+    outcome = outcomes[way]
+    off = next(outcomes[w] for w in outcomes if w.off and w.mode == way.mode)
+    if isinstance(outcome, str):
+        found = list(cells.of_way(way, {m.name: {} for m in way.models}, outcome))
+    else:
+        found = list(cells.of_way(way, outcome["stock"]["models"], outcome["ours"]["models"]))
+    return [
+        {**dataclasses.asdict(cell), "control": _control(cell.model, outcome, off)}
+        for cell in found
+    ]
+
+
+def _control(model: str, outcome: Any, off: Any) -> bool | None:
+    """Whether stock of this process answered as stock of another; None where either failed."""
+    if isinstance(outcome, str) or isinstance(off, str):
+        return None
+    here, there = (x["stock"]["models"][model].get("requests") for x in (outcome, off))
+    return None if here is None or there is None else bool(here == there)
+
+
+def _release() -> str:
+    from infera_compat.release import installed
+
+    found = installed()
+    return "unknown" if found is None else found.text.partition("+")[0]
+
+
+if __name__ == "__main__":
+    main()
