@@ -49,15 +49,18 @@ def read(file: Path) -> tuple[Line, ...]:
 
 
 def chosen(lines: Iterable[Line], names: Iterable[str]) -> tuple[Line, ...]:
-    """The lines of these releases, or all; raises CompatError for a release not in the list."""
-    by_name = {line.release: line for line in lines}
-    names = tuple(names) or tuple(by_name)
-    unknown = [name for name in names if name not in by_name]
+    """The lines of these releases, or all, in the list's order.
+
+    Raises CompatError for a release that is not in the list.
+    """
+    lines, names = tuple(lines), tuple(names)
+    known = [line.release for line in lines]
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise CompatError(
             "a release is not in the list",
             found=", ".join(unknown),
-            expected=f"one of {', '.join(by_name)}",
+            expected=f"one of {', '.join(known)}",
             do="Mend --release, or add a line to matrix/releases.toml.",
         )
-    return tuple(by_name[name] for name in names)
+    return tuple(line for line in lines if not names or line.release in names)

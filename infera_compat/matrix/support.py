@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from infera_compat.errors import CompatError
 from infera_compat.matrix import releases, results
-from infera_compat.matrix.cells import BY_CONTRACT, EQUAL, MEANINGS, NOT_RUN, STATUSES, Cell
+from infera_compat.matrix.cells import (
+    BY_CONTRACT,
+    EQUAL,
+    MEANINGS,
+    NOT_APPLICABLE,
+    NOT_RUN,
+    STATUSES,
+    Cell,
+)
 from infera_compat.matrix.checkout import Checkout
 from infera_compat.matrix.releases import Line
 from infera_compat.matrix.ways import (
@@ -99,8 +108,11 @@ class Notes:
 
 @dataclass(frozen=True)
 class Release:
-    """All that is known of a release. body: its recorded result, contract: whether its source was
-    recorded as what the shim was written for."""
+    """All that is known of a release.
+
+    body: its recorded result. contract: whether its source is recorded under its shim, which a test
+    holds against the shim's contracts.
+    """
 
     line: Line
     body: Mapping[str, Any] | None
@@ -120,6 +132,11 @@ class Release:
             return by_name
         if by_auto:
             return by_auto
+        if column.mode == COMPILED:
+            # Which layers come by a seam is settled when the model is made, before it is compiled.
+            eager = [x for x in self.at(op, seam, replace(column, mode=EAGER)) if x.model]
+            if eager and all(x.status == NOT_APPLICABLE for x in eager):
+                return [replace(x, reason=f"run eager: {x.reason}") for x in eager]
         told = BY_CONTRACT if self.contract else NOT_RUN
         return [Cell(op, seam, "", column.mode, told, self._why_missing(column))]
 
@@ -139,7 +156,7 @@ def known(checkout: Checkout) -> list[Release]:
         Release(
             line,
             results.read(checkout, line.release),
-            (checkout.contracts / f"{line.release}.json").is_file(),
+            _is_recorded(checkout, line),
         )
         for line in reversed(releases.read(checkout.releases))
     ]
@@ -213,6 +230,11 @@ def write(checkout: Checkout) -> tuple[Path, Path]:
     support.write_text(document(found), "utf-8")
     readme.write_text(text, "utf-8")
     return support, readme
+
+
+def _is_recorded(checkout: Checkout, line: Line) -> bool:
+    file = checkout.contracts / f"{line.release}.json"
+    return file.is_file() and json.loads(file.read_text("utf-8"))["shim"] == line.shim
 
 
 def _seams(release: Release, ops: Sequence[str], columns: Sequence[Column]) -> str:

@@ -197,6 +197,7 @@ def test_stopped_the_rest_of_the_ways_say_so(
 def test_an_unknown_release_is_refused(checkout: Checkout) -> None:
     lines = read(checkout.releases)
     assert [line.release for line in chosen(lines, ["0.31.0"])] == ["0.31.0"]
+    assert chosen(lines, ["0.32.0", "0.31.0"]) == chosen(lines, []) == lines
     with pytest.raises(CompatError, match=r"0\.9\.9"):
         chosen(lines, ["0.9.9"])
 

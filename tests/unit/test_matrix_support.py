@@ -93,7 +93,8 @@ def test_each_reason_is_numbered_below_its_table(checkout: Checkout) -> None:
 
 
 def test_without_a_run_it_is_by_contract_and_without_a_contract_not_run(checkout: Checkout) -> None:
-    (checkout.contracts / "0.32.0.json").write_text("{}")
+    (checkout.contracts / "0.32.0.json").write_text('{"shim": "main"}')
+    (checkout.contracts / "0.33.0.json").write_text('{"shim": "another"}')
     text = written(checkout)
     assert {x.partition(" (")[0] for x in row(text, "0.32.0", "attention", SEAM)} == {
         cells.BY_CONTRACT
@@ -111,6 +112,14 @@ def test_a_seam_that_auto_took_is_known_by_it_only_where_it_took_no_other(
     text = written(checkout)
     assert row(text, "0.33.0", "attention", SEAM)[3].startswith(cells.NOT_RUN)
     assert row(text, "0.33.0", "attention", "auto")[3] == f"equal: {SEAM}, layer"
+
+
+def test_where_no_layer_comes_by_a_seam_eager_none_does_compiled(checkout: Checkout) -> None:
+    cell = Cell("moe", "register_oot", "qwen3_moe", EAGER, cells.NOT_APPLICABLE, "has no method")
+    record(checkout, [cell])
+    text = written(checkout)
+    assert row(text, "0.33.0", "moe", "register_oot")[3].startswith(cells.NOT_APPLICABLE)
+    assert "run eager: has no method" in text
 
 
 def test_of_two_models_in_a_column_the_worse_shows(checkout: Checkout) -> None:
