@@ -47,16 +47,95 @@ def test_attention_that_fails_half_way_is_undone_and_moe_stays_bound(
     assert "binding attention failed and was undone" in warning
 
 
-def test_a_platform_whose_method_is_no_classmethod_keeps_it(fake: Fake) -> None:
+@pytest.fixture
+def static(fake: Fake) -> Fake:
+    """A platform whose get_attn_backend_cls is no classmethod."""
     fake.edit("platforms/cpu.py", "@classmethod", "@staticmethod")
-    fake.edit("platforms/cpu.py", "(cls, selected", "(selected")
-    ran = fake.run(SERVE, **BOTH)
+    return fake.edit("platforms/cpu.py", "(cls, selected", "(selected")
+
+
+NO_CLASSMETHOD = "CpuPlatform.get_attn_backend_cls is no classmethod of that class"
+
+
+def test_a_platform_whose_method_is_no_classmethod_keeps_it(static: Fake) -> None:
+    ran = static.run(SERVE, INFERA_ATTENTION_SEAM="get_attn_backend_cls", **BOTH)
     got = ran.answer
     assert (got["own"], got["wrapped"]) == (True, False)
-    assert (
-        "CpuPlatform.get_attn_backend_cls is no classmethod" in got["layers"][ATTENTION]["why_not"]
-    )
+    assert got["layers"][ATTENTION]["why_not"] == NO_CLASSMETHOD
     assert got["layers"][MOE]["bound"]
+
+
+def test_of_two_seams_the_one_that_is_left_is_taken_and_the_line_says_so(static: Fake) -> None:
+    ran = static.run(SERVE, **BOTH)
+    got = ran.answer
+    assert (got["own"], got["wrapped"]) == (True, False)
+    assert got["layers"][ATTENTION]["seam"] == "layer"
+    assert got["ops"]["attention"]["seams"] == ["layer"]
+    assert got["ops"]["attention"]["not_taken"]["get_attn_backend_cls"] == NO_CLASSMETHOD
+    assert (
+        f"passthrough by layer; not by get_attn_backend_cls: {NO_CLASSMETHOD}"
+        in (ran.said("INFO")[0])
+    )
+    assert got["results"] == [13, 19]
+
+
+# An impl that takes no attribute: nothing of ours can be set on it.
+SEALED_IMPL = """
+
+class SealedImpl(CPUAttentionImpl):
+    def __setattr__(self, name, value):
+        if name != "num_heads":
+            raise AttributeError("sealed")
+        super().__setattr__(name, value)
+
+
+class SealedBackend(CPUAttentionBackend):
+    @staticmethod
+    def get_impl_cls():
+        return SealedImpl
+"""
+
+
+def test_a_layer_that_cannot_be_bound_takes_those_before_it_back_too(fake: Fake) -> None:
+    """The layers before it already have our impl, by either seam, and run stock's code again."""
+    with (fake.root / "v1/attention/backends/cpu_attn.py").open("a") as text:
+        text.write(SEALED_IMPL)
+    fake.edit(
+        "model_executor/models/tiny.py",
+        "explicit = CPUAttentionBackend if",
+        "if kind == 'sealed':\n"
+        "        from vllm.v1.attention.backends.cpu_attn import SealedBackend\n\n"
+        "        return Attention(4, 64, 0.1, prefix=prefix, attn_backend=SealedBackend)\n"
+        "    explicit = CPUAttentionBackend if",
+    )
+    ran = fake.serve("attention", "explicit", "mla", "sealed", "modular-moe", **BOTH)
+    *attention, moe = ran.answer["layers"].values()
+    for layer in attention:
+        assert (layer["bound"], layer["why_not"]) == (False, "AttributeError: sealed")
+        assert layer["calls"] == {"profile": 0, "capture": 0, "serving": 0, "replayed": None}
+    assert (moe["bound"], moe["calls"]["serving"]) == (True, 1)
+    assert ran.answer["report"]["unknown_layers"] == []
+    assert ran.answer["results"] == [[181, 229, 277]]
+    (warning,) = ran.said("WARNING")
+    assert "binding attention failed and was undone" in warning
+
+
+def test_a_part_that_is_imported_after_the_op_fell_back_is_left_alone(fake: Fake) -> None:
+    ran = fake.edit(*NO_CACHE).run(
+        """
+        import vllm.v1.attention.selector
+        from vllm.fake_engine import Engine
+        engine = Engine("attention")
+        from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+        answer(
+            layers=engine.layers(),
+            wrapped=hasattr(MLAAttention.__init__, "__wrapped__"),
+        )
+        """,
+        **BOTH,
+    )
+    assert not ran.answer["layers"][ATTENTION]["bound"]
+    assert not ran.answer["wrapped"]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before us", "while vLLM imports it"])
@@ -94,17 +173,18 @@ def test_a_name_that_another_plugin_holds_is_left_to_it(
     assert why in ran.said("WARNING")[0]
     assert got["layers"][ATTENTION]["bound"]
     assert got["results"] == [13, 19]
-    # Fails where it was registered before us: bind() returns the seam after the op was refused.
-    assert (got["ops"]["moe"]["kernel"], got["ops"]["moe"]["seam"]) == (None, None)
+    assert (got["ops"]["moe"]["kernel"], got["ops"]["moe"]["seams"]) == (None, [])
 
 
 def test_a_modular_kernel_that_cannot_be_hooked_leaves_moe_stock(fake: Fake) -> None:
-    with (fake.root / FUSED_MOE / "modular_kernel.py").open("a") as text:
-        text.write(
-            "\n\nclass Sealed(type):\n    def __setattr__(cls, name, value):\n"
-            "        raise TypeError('sealed')\n\n\n"
-            "FusedMoEKernel = Sealed('FusedMoEKernel', (FusedMoEKernel,), {})\n"
-        )
+    fake.edit(
+        f"{FUSED_MOE}/modular_kernel.py",
+        "class FusedMoEKernel:",
+        "class Sealed(type):\n"
+        "    def __setattr__(cls, name, value):\n"
+        "        raise TypeError('sealed')\n\n\n"
+        "class FusedMoEKernel(metaclass=Sealed):",
+    )
     ran = fake.run(SERVE, **BOTH)
     got = ran.answer
     assert got["layers"][MOE]["why_not"] == "TypeError: sealed"
@@ -133,13 +213,16 @@ RESTORE = """
     engine = Engine("attention", "modular-moe")
     bound = picture()
     from infera_compat import plugin
-    plugin.current().restore()
+    plugin.current().stand_back("enough")
     after = picture()
-    plugin.current().restore()
+    plugin.current().stand_back("enough")
+    calls = engine.report()["layers"]
+    engine.step()
     answer(
         changed=sorted(name for name in before if before[name] != bound.get(name)),
         left=sorted(name for name in before if before[name] != after.get(name)),
         again=picture() == after,
+        silent=engine.report()["layers"] == calls,
     )
     """
 
@@ -155,12 +238,11 @@ def test_restoring_gives_every_class_its_own_and_its_inherited_back(
     assert any("platforms" in name for name in got["changed"])
     assert len(got["changed"]) >= 2
     assert (got["left"], got["again"]) == ([], True)
+    assert got["silent"]  # the model that lives runs stock's code again
 
 
-def test_a_start_that_strict_stopped_leaves_nothing_bound(fake: Fake) -> None:
-    fake.edit("platforms/cpu.py", "@classmethod", "@staticmethod")
-    fake.edit("platforms/cpu.py", "(cls, selected", "(selected")
-    ran = fake.run(
+def test_a_start_that_strict_stopped_leaves_nothing_bound(static: Fake) -> None:
+    ran = static.run(
         """
         import sys
         import vllm.model_executor.layers.fused_moe.modular_kernel as kernels
@@ -174,10 +256,11 @@ def test_a_start_that_strict_stopped_leaves_nothing_bound(fake: Fake) -> None:
                 stopped = True
         from infera_compat import plugin
         left = kernels.FusedMoEKernel.__init__ is not stock
-        plugin.current().restore()
+        plugin.current().stand_back("enough")
         answer(stopped=stopped, left=left, after=kernels.FusedMoEKernel.__init__ is not stock)
         """,
         INFERA_STRICT="1",
+        INFERA_ATTENTION_SEAM="get_attn_backend_cls",
         **BOTH,
     )
     assert ran.answer == {"stopped": True, "left": False, "after": False}

@@ -11,7 +11,7 @@ from fake_vllm import Fake
 ALL_ON = {
     "INFERA_ATTENTION": "passthrough",
     "INFERA_MOE": "passthrough",
-    "INFERA_PLATFORM": "1",
+    "INFERA_ATTENTION_SEAM": "platform",
     "INFERA_STRICT": "1",
 }
 # What every class of every loaded module of vLLM holds, and every instance's own attributes.

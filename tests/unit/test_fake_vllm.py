@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from fake_vllm import RECORDED, build
 
 import infera_shims
-from infera_compat import contracts
-
-CONTRACTS = Path(__file__).parents[2] / "matrix" / "contracts"
+from infera_compat.cli import recorded
+from infera_compat.contracts import ANY
+from infera_compat.definitions import Source
 
 
 @pytest.mark.parametrize("line", RECORDED)
 def test_its_definitions_are_those_recorded_of_the_release(tmp_path: Path, line: str) -> None:
-    recorded = json.loads((CONTRACTS / f"{RECORDED[line]}.json").read_text("utf-8"))["symbols"]
     shim = next(shim for shim in infera_shims.order(None) if shim.name == line)
-    root = build(tmp_path, line).root
-    for need, found in zip(shim.needs, contracts.definitions(root, shim.needs), strict=True):
-        known = recorded[need.symbol]
-        assert found is not None, need.symbol
-        assert found.kind == known["kind"]
-        assert list(found.decorators) == known["decorators"]
-        if need.parameters is not None and need.parameters[-1:] != (contracts.ANY,):
-            assert list(found.parameters or ()) == known["parameters"]
+    record = recorded.releases()[RECORDED[line]]
+    source = Source(build(tmp_path, line).root)
+    for need in shim.needs:
+        found, known = source.find(need.symbol), record.symbols[need.symbol]
+        assert need.met_by(found), need.symbol
+        assert (found.kind, found.decorators) == (known.kind, known.decorators)
+        if need.parameters is not None and ANY not in need.parameters:
+            assert found.parameters == known.parameters
 
 
 @pytest.mark.parametrize("line", RECORDED)
@@ -41,3 +39,28 @@ def test_it_serves_without_the_plugin(tmp_path: Path, line: str, device: str) ->
         path=fake.without_plugin(),
     )
     assert ran.answer == {"first": [30, 42]}
+
+
+@pytest.mark.parametrize("oot", ["Theirs(Layer)", "Theirs"], ids=["a subclass", "another class"])
+def test_a_layer_is_replaced_by_name_as_in_vllm(tmp_path: Path, oot: str) -> None:
+    """Python runs a constructor on what __new__ made only if that is of the class that was asked
+    for."""
+    ran = build(tmp_path / "site").run(
+        f"""
+        from vllm.model_executor.custom_op import PluggableLayer
+
+        @PluggableLayer.register("layer")
+        class Layer(PluggableLayer):
+            def __init__(self, size):
+                self.size = size
+
+        @Layer.register_oot
+        class {oot}:
+            pass
+
+        made = Layer(7)
+        answer(made=type(made).__name__, size=vars(made).get("size"), name=Theirs.name)
+        """
+    )
+    size = 7 if oot == "Theirs(Layer)" else None
+    assert ran.answer == {"made": "Theirs", "size": size, "name": "Layer"}

@@ -23,7 +23,7 @@ def key(fake: Fake, layers: str = '"attention", "modular-moe"', **environ: str) 
 def test_there_is_none_where_nothing_is_bound(fake: Fake) -> None:
     assert key(fake) is None
     assert key(fake, INFERA_ATTENTION="off", INFERA_MOE="off") is None
-    assert key(fake, INFERA_PLATFORM="1") is None
+    assert key(fake, INFERA_ATTENTION_SEAM="platform") is None
 
 
 def test_it_is_equal_in_every_process_of_a_choice_and_different_between_choices(fake: Fake) -> None:
@@ -31,7 +31,10 @@ def test_it_is_equal_in_every_process_of_a_choice_and_different_between_choices(
         {"INFERA_ATTENTION": "passthrough"},
         {"INFERA_MOE": "passthrough"},
         {"INFERA_ATTENTION": "passthrough", "INFERA_MOE": "passthrough"},
-        {"INFERA_ATTENTION": "passthrough", "INFERA_PLATFORM": "1"},
+        *(
+            {"INFERA_ATTENTION": "passthrough", "INFERA_ATTENTION_SEAM": seam}
+            for seam in ("get_attn_backend_cls", "platform", "layer", "pluggable_layer", "model")
+        ),
     ]
     keys = [key(fake, **choice) for choice in choices]
     assert None not in keys
@@ -57,7 +60,8 @@ def test_it_is_one_word_of_vllms_table_and_no_setting_of_ours_is_in_it(fake: Fak
 def test_there_is_none_where_binding_failed(fake: Fake) -> None:
     fake.edit("platforms/cpu.py", "@classmethod", "@staticmethod")
     fake.edit("platforms/cpu.py", "(cls, selected", "(selected")
-    assert key(fake, '"attention"', INFERA_ATTENTION="passthrough") is None
+    forced = {"INFERA_ATTENTION_SEAM": "get_attn_backend_cls"}
+    assert key(fake, '"attention"', INFERA_ATTENTION="passthrough", **forced) is None
 
 
 def test_there_is_none_where_binding_failed_late(make_fake: Callable[..., Fake]) -> None:

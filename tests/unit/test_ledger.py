@@ -77,14 +77,37 @@ def test_a_layer_is_bound_where_a_kernel_stands_in_it(ledger: Ledger) -> None:
 
 
 def test_a_refused_choice_keeps_its_reason_and_what_was_asked() -> None:
-    choice = Choice("moe", "passthrough", kernel="passthrough", seam="modular_kernel")
+    choice = Choice("moe", "passthrough", kernel="passthrough", seams=["modular_kernel"])
     choice.refuse("it moved")
-    assert (choice.asked, choice.kernel, choice.seam, choice.why_not) == (
+    assert (choice.asked, choice.kernel, choice.seams, choice.why_not) == (
         "passthrough",
         None,
-        None,
+        [],
         "it moved",
     )
+
+
+def test_a_choice_that_falls_back_keeps_the_reason_by_seam_too() -> None:
+    choice = Choice("attention", "passthrough", kernel="passthrough", seams=["a", "b"])
+    choice.not_taken["c"] = "only when forced"
+    choice.refuse("a layer is sealed")
+    assert choice.not_taken == {
+        "a": "a layer is sealed",
+        "b": "a layer is sealed",
+        "c": "only when forced",
+    }
+
+
+def test_the_names_that_seams_made_are_those_of_one_model(ledger: Ledger) -> None:
+    ledger.made[KEY] = "pluggable_layer"
+    ledger.survey([])
+    assert ledger.made == {}
+
+
+def test_a_layer_that_is_shared_says_with_whom(ledger: Ledger) -> None:
+    ledger.survey([Layer(*KEY, "FLASH_ATTN", "layer", "kernel", shared_with="their_plugin")])
+    (layer,) = ledger.as_json()["layers"]
+    assert (layer["bound"], layer["shared_with"]) == (True, "their_plugin")
 
 
 def test_layers_of_two_ops_may_have_one_name() -> None:

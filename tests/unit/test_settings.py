@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infera_compat.errors import OFF_SWITCH, CompatError
-from infera_compat.settings import MODES, NO, YES, Settings, disabled
+from infera_compat.settings import MODES, NO, SEAMS, YES, Settings, disabled
 
 NO_KERNELS: dict[str, tuple[str, ...]] = {"attention": (), "moe": ()}
 KERNELS = {"attention": ("decode",), "moe": ("experts",)}
 
 
 def test_nothing_set_asks_for_nothing() -> None:
-    assert Settings.read({}, NO_KERNELS) == Settings("auto", "auto", False, None, False, ())
+    assert Settings.read({}, NO_KERNELS) == Settings(
+        "auto", "auto", False, None, attention_seam="auto", moe_seam="auto", misspelt=()
+    )
 
 
 @pytest.mark.parametrize("op", ["attention", "moe"])
@@ -44,22 +46,55 @@ def test_an_unknown_mode_stops_and_lists_the_known_ones(name: str, value: str) -
     )
 
 
-@pytest.mark.parametrize("name", ["INFERA_STRICT", "INFERA_PLATFORM"])
 @pytest.mark.parametrize(("values", "meaning"), [(YES, True), (NO, False)])
-def test_each_word_for_yes_and_no_is_read(
-    name: str, values: tuple[str, ...], meaning: bool
-) -> None:
-    field = name.removeprefix("INFERA_").lower()
+def test_each_word_for_yes_and_no_is_read(values: tuple[str, ...], meaning: bool) -> None:
     for value in values:
         for written in (value, value.upper(), f" {value}\t"):
-            assert getattr(Settings.read({name: written}, NO_KERNELS), field) is meaning
+            assert Settings.read({"INFERA_STRICT": written}, NO_KERNELS).strict is meaning
 
 
-@pytest.mark.parametrize("name", ["INFERA_STRICT", "INFERA_PLATFORM"])
-def test_a_flag_that_is_neither_yes_nor_no_stops_and_lists_both(name: str) -> None:
+def test_a_flag_that_is_neither_yes_nor_no_stops_and_lists_both() -> None:
     with pytest.raises(CompatError) as caught:
-        Settings.read({name: "2"}, NO_KERNELS)
-    assert all(word in str(caught.value) for word in (name, "'2'", *filter(None, (*YES, *NO))))
+        Settings.read({"INFERA_STRICT": "2"}, NO_KERNELS)
+    words = ("INFERA_STRICT", "'2'", *filter(None, (*YES, *NO)))
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("op", SEAMS)
+def test_each_seam_of_each_op_is_read(op: str) -> None:
+    other = "moe" if op == "attention" else "attention"
+    for seam in ("auto", *SEAMS[op]):
+        settings = Settings.read({f"INFERA_{op.upper()}_SEAM": f" {seam} "}, NO_KERNELS)
+        assert (settings.seam(op), settings.seam(other)) == (seam, "auto")
+
+
+@pytest.mark.parametrize(
+    ("op", "value"),
+    [("attention", "modular_kernel"), ("moe", "layer"), ("moe", "Model"), ("attention", "1")],
+)
+def test_a_seam_that_is_none_of_the_ops_stops_and_lists_them(op: str, value: str) -> None:
+    name = f"INFERA_{op.upper()}_SEAM"
+    with pytest.raises(CompatError) as caught:
+        Settings.read({name: value}, NO_KERNELS)
+    words = (name, repr(value), "auto", *SEAMS[op], OFF_SWITCH)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("attention", "seam", "asked"),
+    [
+        ("passthrough", "platform", True),
+        ("auto", "platform", True),
+        ("off", "platform", False),
+        ("passthrough", "layer", False),
+        ("passthrough", "auto", False),
+    ],
+)
+def test_inferaplatform_is_asked_for_by_its_seam_and_not_where_attention_is_off(
+    attention: str, seam: str, asked: bool
+) -> None:
+    environ = {"INFERA_ATTENTION": attention, "INFERA_ATTENTION_SEAM": seam}
+    assert Settings.read(environ, NO_KERNELS).platform is asked
 
 
 def test_the_kill_switch_is_read_without_the_rest() -> None:
@@ -86,7 +121,8 @@ def test_blanks_around_values_mean_nothing_and_an_empty_value_is_unset() -> None
         ("INFERA_ATENTION", "INFERA_ATTENTION"),
         ("INFERA_REPORTS", "INFERA_REPORT"),
         ("INFERA_STRICKT", "INFERA_STRICT"),
-        ("INFERA_PLATTFORM", "INFERA_PLATFORM"),
+        ("INFERA_MOE_SEAMS", "INFERA_MOE_SEAM"),
+        ("INFERA_ATENTION_SEAM", "INFERA_ATTENTION_SEAM"),
     ],
 )
 def test_a_variable_one_slip_away_is_noticed(name: str, likely: str) -> None:
@@ -98,7 +134,9 @@ def test_a_variable_of_somebody_else_is_left_alone(name: str) -> None:
     assert Settings.read({name: "1"}, NO_KERNELS).misspelt == ()
 
 
-@given(name=st.sampled_from(["INFERA_ATTENTION", "INFERA_MOE", "INFERA_STRICT"]), value=st.text())
+@given(
+    name=st.sampled_from(["INFERA_ATTENTION", "INFERA_MOE_SEAM", "INFERA_STRICT"]), value=st.text()
+)
 def test_any_value_is_read_or_stops_with_the_way_out(name: str, value: str) -> None:
     stopped: CompatError | None = None
     try:

@@ -90,11 +90,20 @@ def _replace(what: Replaced, cls: str, module: ModuleType, binding: Binding) -> 
     if what.layer_name:
         body["__init__"] = _named(stock.__init__, what, binding)
     ours: Any = type(cls, (stock,), body)
-    binding.originals.on_restore(lambda: custom_op.op_registry_oot.pop(cls, None))
+    binding.originals.on_restore(partial(_stand_back, ours, custom_op.op_registry_oot, what))
     stock.register_oot(ours)
     # register_oot names the class after itself; `custom_ops` addresses it by the stock name.
     ours.name = stock.name
     _ours.add(ours)
+
+
+def _stand_back(ours: Any, registry: dict[str, type], what: Replaced) -> None:
+    """Leave the name, unless another holds it by now; what was made of ours runs stock's code."""
+    if registry.get(ours.__name__) is ours:
+        del registry[ours.__name__]
+    for name in what.methods:
+        delattr(ours, name)
+    _ours.discard(ours)
 
 
 def _named(stock: Callable[..., None], what: Replaced, binding: Binding) -> Any:
