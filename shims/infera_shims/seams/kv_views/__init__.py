@@ -4,6 +4,7 @@
     views.py     the strided views of a tensor in a regime: no copy, no device work
     tensors.py   a small cache made by the release's own shape, stride and layout code
     update.py    writing tokens into a cache by the release's own cache update
+    live.py      the same for a layer of a live worker
     probe.py     which regime really holds: marks written by stock, read through the views
 
 A kernel that reads the cache probes once where the model is built, on tensors of its own, and then

@@ -30,11 +30,16 @@ class Sizes:
     mla: bool = False
 
 
+def has_specs() -> bool:
+    """Whether caches are made from specs and layouts here (from 0.29 on), not from shapes."""
+    return hasattr(importlib.import_module(INTERFACE), "create_kv_cache_views")
+
+
 def layouts(backend: Any) -> tuple[Any, ...]:
     """The KVCacheLayouts that a backend takes (from 0.29 on); empty where there are none."""
-    interface = importlib.import_module(INTERFACE)
-    if not hasattr(interface, "create_kv_cache_views"):
+    if not has_specs():
         return ()
+    interface = importlib.import_module(INTERFACE)
     return tuple(backend.supported_kv_cache_layouts() or interface.KVCacheLayout)
 
 
