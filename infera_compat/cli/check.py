@@ -186,12 +186,11 @@ def find(found: Release, began: float | None = None) -> Finding:
 
 def pick(found: Release, source: Source) -> tuple[Shim, Verdict]:
     """What the plugin would pick, but every definition is read, known files or not."""
-    tried = []
-    for shim in importlib.import_module(SHIMS).order(found.version):
-        verdict = judge(source, shim.needs, {})
-        if not verdict.moved:
-            return shim, verdict
-        tried.append((shim, verdict))
+    shims = importlib.import_module(SHIMS).order(found.version)
+    tried = [(shim, judge(source, shim.needs, {})) for shim in shims]
+    whole = [pair for pair in tried if not pair[1].moved]
+    if whole:
+        return max(whole, key=lambda pair: pair[1].of)
     return min(tried, key=lambda pair: len(pair[1].moved))
 
 

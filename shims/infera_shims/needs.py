@@ -328,7 +328,12 @@ REGISTER_OOT = (
 )
 
 WHOLE_MODEL = (
-    Need(f"{REGISTRY}:ModelRegistry", "variable", "holds the model classes by architecture"),
+    Need(
+        f"{REGISTRY}:ModelRegistry",
+        "variable",
+        "holds the model classes by architecture",
+        type="_ModelRegistry",
+    ),
     Need(
         f"{REGISTRY}:_ModelRegistry.models",
         "variable",

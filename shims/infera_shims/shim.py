@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from infera_compat.contracts import Need
@@ -88,7 +89,7 @@ class Shim:
         }
         groups = {**self.common, ON_CPU: ()}
         return {
-            group: (*needs, *(need for entry in entries.get(group, ()) for need in entry.needs))
+            group: tuple(dict.fromkeys(chain(needs, *(x.needs for x in entries.get(group, ())))))
             for group, needs in groups.items()
         }
 

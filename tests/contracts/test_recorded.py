@@ -2,146 +2,146 @@
 
 from __future__ import annotations
 
-import json
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+import skeleton
 from packaging.version import Version
 
 import infera_shims
-from infera_compat import contracts
+from infera_compat.cli import recorded
+from infera_compat.cli.record import FILES, needs
+from infera_compat.cli.recorded import CONTRACTS
 from infera_compat.contracts import ANY, Need, judge
-from infera_compat.install import pick
+from infera_compat.definitions import ASYNC, Source
+from infera_compat.install import OPS, pick
 from infera_compat.release import at
 
-CONTRACTS = Path(__file__).parents[2] / "matrix" / "contracts"
-RECORDED: dict[str, dict[str, Any]] = {
-    file.stem: json.loads(file.read_text("utf-8")) for file in CONTRACTS.glob("*.json")
-}
-RELEASES = sorted(RECORDED, key=Version)
+ROOT = Path(__file__).parents[2]
+RECORDED = recorded.releases()
 SHIMS = {shim.name: shim for shim in infera_shims.order(None)}
+UNCALLED = ("class", "variable", "attribute")
 
 
-def write(root: Path, entry: dict[str, Any]) -> None:
-    """Write source below `root` with the definitions that were recorded, and their version."""
-    classes: dict[str, dict[str, list[str]]] = {}
-    for symbol, known in entry["symbols"].items():
-        module, _, name = symbol.partition(":")
-        owner, _, member = name.rpartition(".")
-        body = classes.setdefault(module, {}).setdefault(owner, [])
-        lines = definition(member, known)
-        if known["kind"] == "class":
-            classes[module].setdefault(member, [])[:0] = lines
-        else:
-            body += lines
-    for module, owners in classes.items():
-        text = []
-        for owner, body in owners.items():
-            if owner and not any(line.startswith("class ") for line in body):
-                body = [f"class {owner}:", *body]
-            text += [line if not owner or is_head(line) else f"    {line}" for line in body]
-        file = root.joinpath(*module.split(".")[1:]).with_suffix(".py")
-        if (file.with_suffix("")).is_dir():
-            file = file.with_suffix("") / "__init__.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("\n".join(text) + "\n", "utf-8")
-    (root / "_version.py").write_text(f"__version__ = {entry['release']!r}\n", "utf-8")
-
-
-def is_head(line: str) -> bool:
-    return line.startswith(("class ", "@register"))
-
-
-def definition(name: str, known: dict[str, Any]) -> list[str]:
-    marks = [f"@register({mark!r})" for mark in known["decorators"]]
-    if known["kind"] == "class":
-        return [*marks, f"class {name}:", "pass"]
-    if known["kind"] == "variable":
-        return [f"{name} = None"]
-    if known["kind"] == "attribute":
-        return [f"def __init__(self): self.{name} = None"]
-    if known["kind"] in ("classmethod", "staticmethod", "property"):
-        marks.append(f"@{known['kind']}")
-    return [*marks, f"def {name}({', '.join(known['parameters'])}): ..."]
+def unmet(shim: str, release: str) -> list[str]:
+    symbols = RECORDED[release].symbols
+    return [x.symbol for x in SHIMS[shim].needs if not x.met_by(symbols.get(x.symbol))]
 
 
 def test_something_is_recorded_for_every_shim() -> None:
-    assert {entry["shim"] for entry in RECORDED.values()} == set(SHIMS)
+    assert {known.shim for known in RECORDED.values()} == set(SHIMS)
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_a_record_holds_the_release_that_its_name_says(release: str) -> None:
-    assert RECORDED[release]["release"] == release
+@pytest.mark.parametrize("release", RECORDED)
+def test_a_record_is_written_back_as_it_was_read(release: str) -> None:
+    text = (ROOT / CONTRACTS / f"{release}.json").read_text("utf-8")
+    assert RECORDED[release].release == release
+    assert recorded.load(text) == RECORDED[release]
+    assert RECORDED[release].dump() == text
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_every_symbol_that_the_shim_needs_is_recorded_and_no_other(release: str) -> None:
-    entry = RECORDED[release]
-    assert list(entry["symbols"]) == [need.symbol for need in SHIMS[entry["shim"]].needs]
-    assert all(known["symbol"] == symbol for symbol, known in entry["symbols"].items())
+@pytest.mark.parametrize("release", RECORDED)
+def test_all_that_its_shim_needs_is_recorded_and_holds(release: str) -> None:
+    known = RECORDED[release]
+    assert unmet(known.shim, release) == []
+    assert set(known.symbols) <= {need.symbol for need in needs()}
 
 
-@pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("name", SHIMS)
-def test_a_release_is_met_by_the_shim_it_names_and_by_no_other(
-    tmp_path: Path, release: str, name: str
+@pytest.mark.parametrize("release", RECORDED)
+def test_source_with_the_recorded_definitions_is_judged_like_the_release(
+    tmp_path: Path, release: str
 ) -> None:
-    write(tmp_path, RECORDED[release])
-    verdict = judge(tmp_path, SHIMS[name].needs, {})
-    if name == RECORDED[release]["shim"]:
-        assert [str(moved) for moved in verdict.moved] == []
-    else:
-        assert verdict.moved
+    known = RECORDED[release]
+    skeleton.write(tmp_path, release, known.symbols)
+    source = Source(tmp_path)
+    for symbol, definition in known.symbols.items():
+        found = source.find(symbol)
+        assert found is not None
+        assert replace(found, place="") == replace(definition, place="")
+    for name in SHIMS:
+        moved = [each.need.symbol for each in judge(source, SHIMS[name].needs, {}).moved]
+        assert moved == unmet(name, release)
+    shim, verdict = pick(at(tmp_path))
+    assert (shim.name, verdict.moved) == (known.shim, ())
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_the_version_alone_leads_to_that_shim_first(tmp_path: Path, release: str) -> None:
-    write(tmp_path, RECORDED[release])
-    assert infera_shims.order(Version(release))[0].name == RECORDED[release]["shim"]
-    assert pick(at(tmp_path))[0].name == RECORDED[release]["shim"]
+@pytest.mark.parametrize("release", RECORDED)
+def test_the_version_alone_leads_to_its_shim_first(release: str) -> None:
+    assert infera_shims.order(Version(release))[0].name == RECORDED[release].shim
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", RECORDED)
+def test_where_another_shim_holds_too_it_is_an_older_one_without_what_is_new(release: str) -> None:
+    for name in set(SHIMS) - {RECORDED[release].shim}:
+        if not unmet(name, release):
+            own = SHIMS[RECORDED[release].shim]
+            assert SHIMS[name].first < own.first
+            assert set(SHIMS[name].needs) < set(own.needs)
+
+
+@pytest.mark.parametrize("release", RECORDED)
 def test_the_hashes_are_those_of_all_files_that_the_shim_reads(release: str) -> None:
-    entry = RECORDED[release]
-    places = {known["place"].partition(":")[0] for known in entry["symbols"].values()}
-    assert entry["files"]
-    for files in entry["files"].values():
+    known = RECORDED[release]
+    wanted = (known.symbols[need.symbol] for need in SHIMS[known.shim].needs)
+    places = {definition.place.partition(":")[0] for definition in wanted}
+    assert known.files
+    for files in known.files.values():
         assert set(files) == places
         assert all(re.fullmatch("[0-9a-f]{64}", sha) for sha in files.values())
 
 
 def test_the_plugins_own_data_are_those_records_and_nothing_else() -> None:
     expected: dict[str, dict[str, set[str]]] = {}
-    for entry in RECORDED.values():
-        for files in entry["files"].values():
+    for known in RECORDED.values():
+        for files in known.files.values():
             for file, sha in files.items():
-                expected.setdefault(entry["shim"], {}).setdefault(file, set()).add(sha)
-    infera_shims.recorded.cache_clear()
+                expected.setdefault(known.shim, {}).setdefault(file, set()).add(sha)
+    assert (ROOT / FILES).is_file()
     found = infera_shims.recorded()
     assert {
-        shim: {f: set(shas) for f, shas in files.items()} for shim, files in found.items()
+        shim: {file: set(shas) for file, shas in files.items()} for shim, files in found.items()
     } == expected
 
 
-def test_no_hash_stands_for_a_file_that_is_missing() -> None:
-    assert all(
-        sha for files in infera_shims.recorded().values() for shas in files.values() for sha in shas
-    )
+@pytest.mark.parametrize("release", RECORDED)
+def test_every_name_that_is_replaced_is_registered_there_for_that_class(release: str) -> None:
+    known = RECORDED[release]
+    names = {name: classes for kind in known.registered.values() for name, classes in kind.items()}
+    assert len(names) > 40
+    replaced = {need.decorator: need.symbol for need in SHIMS[known.shim].needs if need.decorator}
+    replaced[SHIMS[known.shim].moe_replaced.value.registered] = SHIMS[
+        known.shim
+    ].moe_replaced.value.symbol
+    assert len(replaced) == 3
+    for name, symbol in replaced.items():
+        assert names[name] == [symbol]
 
 
 @pytest.mark.parametrize("name", SHIMS)
-def test_the_names_of_what_is_needed_can_be_told_apart_and_have_a_reason(name: str) -> None:
-    needs = SHIMS[name].needs
-    assert len({need.symbol for need in needs}) == len(needs)
-    for need in needs:
-        assert need.op in ("worker", "attention", "moe")
+def test_needs_can_be_told_apart_have_a_reason_and_say_what_fits_their_kind(name: str) -> None:
+    shim = SHIMS[name]
+    for group, wanted in shim.groups.items():
+        assert len(set(wanted)) == len(wanted), group
+    for need in shim.needs:
         assert need.why
         assert re.fullmatch(r"vllm(\.\w+)+:\w+(\.\w+)?", need.symbol)
         assert ANY not in (need.parameters or ())[:-1]
-        assert (need.parameters is None) == (need.kind in ("class", "variable", "attribute"))
+        assert need.kind.removeprefix(ASYNC) not in UNCALLED or need.parameters is None
+        assert need.kind in ("variable", "attribute") or need.type is None
+        assert need.kind == "class" or not (need.bases or need.decorator)
+        assert set(dict(need.defaults)) <= set(need.parameters or ())
+
+
+@pytest.mark.parametrize("name", SHIMS)
+def test_a_symbol_that_is_needed_twice_is_needed_with_what_it_is(name: str) -> None:
+    """As a class that is known, and as one that is replaced: the same kind, never two answers."""
+    by_symbol: dict[str, list[Need]] = {}
+    for need in SHIMS[name].needs:
+        by_symbol.setdefault(need.symbol, []).append(need)
+    for several in by_symbol.values():
+        assert len({need.kind for need in several}) == 1
 
 
 def test_lines_are_in_the_order_of_their_first_releases_and_named_like_their_modules() -> None:
@@ -151,25 +151,10 @@ def test_lines_are_in_the_order_of_their_first_releases_and_named_like_their_mod
 
 
 @pytest.mark.parametrize("name", SHIMS)
-def test_what_the_shim_reads_of_a_moe_layer_is_under_contract(name: str) -> None:
+def test_every_seam_can_be_bound_and_is_under_contract(name: str) -> None:
     shim = SHIMS[name]
-    assert shim.moe_layer in {need.symbol for need in shim.needs}
-    seams = Path(infera_shims.__file__).parent / "seams"
-    for device in ("cpu", "cuda", "rocm"):
-        assert (seams / f"{shim.moe_seam(device)}.py").is_file()
-
-
-@pytest.mark.parametrize("name", SHIMS)
-def test_no_two_shims_need_the_same(name: str) -> None:
-    others: list[tuple[Need, ...]] = [shim.needs for shim in SHIMS.values() if shim.name != name]
-    assert SHIMS[name].needs not in others
-
-
-def test_a_record_is_written_back_as_it_was_read(tmp_path: Path) -> None:
-    for release in RELEASES:
-        write(tmp_path / release, RECORDED[release])
-        needs = SHIMS[RECORDED[release]["shim"]].needs
-        for found in contracts.definitions(tmp_path / release, needs):
-            assert found is not None
-            known = RECORDED[release]["symbols"][found.symbol]
-            assert (found.kind, list(found.decorators)) == (known["kind"], known["decorators"])
+    seams = {f"{op}.{seam}" for op in OPS for seam in shim.seams(op)}
+    assert seams == set(infera_shims.BINDS)
+    for op in OPS:
+        for device in ("cpu", "cuda", "rocm"):
+            assert all(shim.groups[f"{op}.{seam}"] for seam in shim.automatic(op, device))
