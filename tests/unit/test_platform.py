@@ -8,7 +8,8 @@ import pytest
 from fake_vllm import Fake
 
 PATH = "infera_shims.seams.platform.InferaPlatform"
-ASKED = {"INFERA_PLATFORM": "1", "INFERA_ATTENTION": "passthrough"}
+SEAM = {"INFERA_ATTENTION_SEAM": "platform"}
+ASKED = {**SEAM, "INFERA_ATTENTION": "passthrough"}
 SERVE = """
     {first}
     from vllm.fake_engine import Engine
@@ -53,7 +54,7 @@ def test_it_is_not_offered_where_it_is_not_asked_for(fake: Fake) -> None:
 
 
 def test_asked_for_without_a_kernel_it_binds_nothing(fake: Fake) -> None:
-    got = fake.run(SERVE.format(first=""), INFERA_PLATFORM="1").answer
+    got = fake.run(SERVE.format(first=""), **SEAM).answer
     assert (got["platform"], got["wrapped"]) == ("InferaPlatform", [])
     assert not next(iter(got["layers"].values()))["bound"]
 
@@ -86,14 +87,38 @@ def other(fake: Fake) -> Fake:
     return fake
 
 
-def test_beside_another_platform_the_wrap_is_used_and_the_line_says_so(other: Fake) -> None:
+TAKEN = (
+    "InferaPlatform is not the active platform: platform plugin other is active, and vLLM allows "
+    "one"
+)
+
+
+def test_beside_another_platform_attention_stays_stock_and_the_warning_says_why(
+    other: Fake,
+) -> None:
     other.entry_point("other", "vllm.platform_plugins", "other", "other:register")
     ran = other.run(SERVE.format(first=""), **ASKED)
-    assert (ran.answer["platform"], ran.answer["wrapped"]) == ("OtherPlatform", ["OtherPlatform"])
+    assert (ran.answer["platform"], ran.answer["wrapped"]) == ("OtherPlatform", [])
     (layer,) = ran.answer["layers"].values()
+    assert (layer["bound"], layer["why_not"]) == (False, TAKEN)
+    assert ran.answer["results"] == [4, 6]
+    (warning,) = ran.said("WARNING")
+    assert TAKEN in warning
+
+
+def test_beside_another_platform_strict_stops_the_start(other: Fake) -> None:
+    other.entry_point("other", "vllm.platform_plugins", "other", "other:register")
+    ran = other.run(SERVE.format(first=""), INFERA_STRICT="1", **ASKED)
+    assert ran.status != 0
+    assert TAKEN in ran.err.strip().splitlines()[-1]
+
+
+def test_beside_another_platform_the_wrap_is_taken_where_no_seam_is_forced(other: Fake) -> None:
+    other.entry_point("other", "vllm.platform_plugins", "other", "other:register")
+    got = other.run(SERVE.format(first=""), INFERA_ATTENTION="passthrough").answer
+    assert (got["platform"], got["wrapped"]) == ("OtherPlatform", ["OtherPlatform"])
+    (layer,) = got["layers"].values()
     assert (layer["seam"], layer["calls"]["serving"]) == ("get_attn_backend_cls", 1)
-    start = ran.said("INFO")[0]
-    assert "not by InferaPlatform: platform plugin other is active, and vLLM allows one" in start
 
 
 @pytest.mark.parametrize("register", ["register_nothing", "register_badly", "gone"])
@@ -146,10 +171,11 @@ ASK = """
 @pytest.mark.parametrize(
     "environ",
     [
-        {"INFERA_ATTENTION": "nonsense", "INFERA_PLATFORM": "1"},
-        {"INFERA_PLATFORM": "nonsense"},
-        {"INFERA_VLLM_OPS_DISABLE": "nonsense", "INFERA_PLATFORM": "1"},
-        {"INFERA_VLLM_OPS_DISABLE": "1", "INFERA_PLATFORM": "1"},
+        {"INFERA_ATTENTION": "nonsense", **SEAM},
+        {"INFERA_ATTENTION": "off", **SEAM},
+        {"INFERA_ATTENTION_SEAM": "nonsense"},
+        {"INFERA_VLLM_OPS_DISABLE": "nonsense", **SEAM},
+        {"INFERA_VLLM_OPS_DISABLE": "1", **SEAM},
         {},
     ],
 )
@@ -194,5 +220,6 @@ def test_where_vllm_never_asked_the_line_says_so(fake: Fake) -> None:
         "def _resolve():\n    return resolve_obj_by_qualname('vllm.platforms.cpu.CpuPlatform')()",
     )
     ran = fake.run(SERVE.format(first=""), **ASKED)
-    assert "not by InferaPlatform: vLLM never asked for it" in ran.said("INFO")[0]
-    assert next(iter(ran.answer["layers"].values()))["bound"]
+    (warning,) = ran.said("WARNING")
+    assert "InferaPlatform is not the active platform: vLLM never asked for it" in warning
+    assert not next(iter(ran.answer["layers"].values()))["bound"]

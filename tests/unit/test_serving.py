@@ -14,9 +14,12 @@ LAYERS = ("attention", "modular-moe", "attention")
 
 
 def expected_moe(line: str, device: str) -> tuple[str, str]:
-    if line != "main" and device == "cpu":
-        return "register_oot", "UnquantizedFusedMoEMethod"
-    return "modular_kernel", "TritonExperts"
+    if device == "cuda":
+        return "modular_kernel", "TritonExperts"
+    return {
+        "main": ("modular_kernel", "CPUUnquantizedExperts"),
+        "v0_24": ("register_oot", "CPUUnquantizedExperts"),
+    }.get(line, ("register_oot", "UnquantizedFusedMoEMethod"))
 
 
 @pytest.mark.parametrize("line", RECORDED)
@@ -82,15 +85,31 @@ def test_one_op_can_be_bound_without_the_other(fake: Fake) -> None:
 
 
 def test_layers_that_no_seam_reaches_are_listed_with_the_reason(fake: Fake) -> None:
-    ran = fake.serve("attention", "mla", "explicit", "mamba", "monolithic-moe", **BOTH)
+    ran = fake.serve("attention", "cache-only", "mamba", "monolithic-moe", **BOTH)
     why = {name: layer["why_not"] for name, layer in ran.answer["layers"].items()}
     assert why == {
         "model.layers.0.self_attn.attn": None,
-        "model.layers.1.self_attn.attn": "MLA: this seam does not take it",
-        "model.layers.2.self_attn.attn": "its backend is not by get_attn_backend_cls",
-        "model.layers.3.mixer": "has its own backend, which no seam here reaches",
-        "model.layers.4.mlp.experts": "its kernel is FusedMoEKernelMonolithicImpl",
+        "model.layers.1.self_attn.attn": "CacheOnlyAttentionLayer is none of Attention and "
+        "MLAAttention",
+        "model.layers.2.mixer": "has its own backend, which no seam here reaches",
+        "model.layers.3.mlp.experts": "its kernel is FusedMoEKernelMonolithicImpl: it routes by "
+        "itself",
     }
+
+
+@pytest.mark.parametrize("seam", ["get_attn_backend_cls", "platform"])
+def test_layers_that_do_not_ask_for_a_backend_are_listed_with_the_reason(
+    fake: Fake, seam: str
+) -> None:
+    ran = fake.serve(
+        "attention", "mla", "explicit", "cache-only", INFERA_ATTENTION_SEAM=seam, **BOTH
+    )
+    assert [layer["why_not"] for layer in ran.answer["layers"].values()] == [
+        None,
+        f"MLA: {seam} does not take it",
+        "it did not ask the platform for its backend",
+        "it did not ask the platform for its backend",
+    ]
 
 
 def test_a_step_without_tokens_serves_nothing(fake: Fake) -> None:

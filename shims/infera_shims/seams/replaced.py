@@ -97,7 +97,7 @@ def _replace(what: Replaced, cls: str, module: ModuleType, binding: Binding) -> 
     _ours.add(ours)
 
 
-def _stand_back(ours: Any, registry: dict[str, type], what: Replaced) -> None:
+def _stand_back(ours: Any, registry: Any, what: Replaced) -> None:
     """Leave the name, unless another holds it by now; what was made of ours runs stock's code."""
     if registry.get(ours.__name__) is ours:
         del registry[ours.__name__]
