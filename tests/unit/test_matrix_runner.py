@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,24 @@ def test_stopped_the_rest_of_the_ways_say_so(
     run(checkout)
     statuses = {(cell["mode"], cell["status"]) for cell in body(checkout, "0.32.0")["cells"]}
     assert statuses == {(EAGER, cells.EQUAL), (COMPILED, cells.NOT_RUN)}
+
+
+def test_ctrl_c_ends_the_engines_and_keeps_what_is_recorded(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(way: Way, key: str, *rest: Any) -> Record:
+        if way is WAYS[0]:
+            return Record(key, "2026-01-01", 1.0, outcome_of(way))
+        stop = rest[-1]
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(30)
+        raise child.Stopped
+
+    monkeypatch.setattr(records, "run", interrupted)
+    outcome = run(checkout)
+    assert outcome.stopped
+    assert list(outcome.cells) == ["0.32.0"]
+    assert [way["name"] for way in body(checkout, "0.32.0")["ways"]] == [WAYS[0].name]
 
 
 def test_an_unknown_release_is_refused(checkout: Checkout) -> None:
