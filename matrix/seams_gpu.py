@@ -58,6 +58,9 @@ PROMPTS = ((0, 5), (1, 17), (2, 40), (3, 130), (4, 333), (5, 64), (6, 1), (7, 21
 MAX_TOKENS = 32
 # Sizes that the graphs are captured at: decode of these prompts falls on the last.
 CAPTURED = [1, 2, 4, 8]
+# Until 0.32 vLLM lets Inductor fuse by what it times faster, deterministic or not
+# (vllm/config/compilation.py): two starts of stock then round differently.
+UNTIMED = {"combo_kernels": False, "benchmark_combo_kernel": False}
 
 
 def all_ways(mode: str) -> list[Way]:
@@ -70,7 +73,11 @@ def job(way: Way, folder: Path, vocab: dict[str, int], report: bool) -> dict[str
     """What infera_shims.engines.generate is to do for a way."""
     graphs = {
         "enforce_eager": False,
-        "compilation_config": {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": CAPTURED},
+        "compilation_config": {
+            "cudagraph_mode": "FULL",
+            "cudagraph_capture_sizes": CAPTURED,
+            "inductor_compile_config": UNTIMED,
+        },
     }
     # 0.22 would take FlashInfer, which is not here; from 0.23 on Triton is what vLLM picks itself.
     options = {"kernel_config": {"moe_backend": "triton"}} if _release().startswith("0.22") else {}
@@ -113,9 +120,26 @@ def work(question: Path, answer: Path) -> None:
     for name, one in jobs.items():  # "ours" before "stock", or "stock" alone
         if name == "stock" and "ours" in jobs:
             plugin.current().stand_back("taken back, to compare")
-        # Each model by itself: what one engine leaves behind is gone with it.
-        results[name] = generate.generate(one)
+        models: dict[str, Any] = {}
+        for model in one["models"]:
+            done = generate.generate({**one, "models": [model]})
+            models |= done["models"]
+            _forget_graph_pool()
+        results[name] = {**done, "models": models}
     answer.write_text(json.dumps(results), "utf-8")
+
+
+def _forget_graph_pool() -> None:
+    """Let the next engine of this process have a pool of graphs of its own.
+
+    Stock keeps one for the process (vllm/platforms/interface.py `get_global_graph_pool`), which is
+    gone with the first engine's graphs: its second engine can't capture.
+    """
+    from vllm.platforms import current_platform
+
+    for cls in type(current_platform).__mro__:
+        if "_global_graph_pool" in vars(cls):
+            cls._global_graph_pool = None
 
 
 def run(way: Way, folder: Path, vocab: dict[str, int]) -> dict[str, Any] | str:
@@ -142,7 +166,8 @@ def run(way: Way, folder: Path, vocab: dict[str, int]) -> dict[str, Any] | str:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    log = Path(os.environ.get("OUT", own)) / f"{_release()}-{way.name}.log".replace(" ", "_")
+    name = "".join(c if c.isalnum() or c in "._" else "-" for c in f"{_release()}-{way.name}")
+    log = Path(os.environ.get("OUT", own)) / f"{name}.log"
     log.write_text(done.stdout[-200_000:], "utf-8")
     if done.returncode:
         return "\n".join(done.stdout.splitlines()[-12:])
@@ -180,7 +205,8 @@ def main() -> None:
     for cell in found:
         print(f"{cell['mode']:12}{cell['model']:12}{cell['op']:10}{cell['seam']:22}"
               f"{cell['status']:16}{cell['fired']}/{cell['bound']} of {cell['layers']}  "
-              f"control {cell['control']}  {cell['reason'] or ''}"[:240])  # fmt: skip
+              f"control {cell['control']}  replayed {cell.get('replayed')}  "
+            f"{cell['reason'] or ''}"[:240])  # fmt: skip
     body = {
         "gpu_machine": {
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none (CPU)",
@@ -206,10 +232,26 @@ def judge(way: Way, outcomes: dict[Way, Any]) -> list[dict[str, Any]]:
         found = list(cells.of_way(way, {m.name: {} for m in way.models}, outcome))
     else:
         found = list(cells.of_way(way, outcome["stock"]["models"], outcome["ours"]["models"]))
-    return [
-        {**dataclasses.asdict(cell), "control": _control(cell.model, outcome, off)}
-        for cell in found
+    rows = []
+    for cell in found:
+        row = {**dataclasses.asdict(cell), "control": _control(cell.model, outcome, off)}
+        if way.mode == GRAPHS and cell.bound and not isinstance(outcome, str):
+            row["replayed"] = _replayed(outcome["ours"]["models"][cell.model], cell)
+            if cell.status == cells.EQUAL and not row["replayed"]:
+                row |= {"status": cells.FAILED, "reason": "no graph that was replayed holds it"}
+        rows.append(row)
+    return rows
+
+
+def _replayed(model: dict[str, Any], cell: cells.Cell) -> int:
+    """Replays of graphs that hold a bound layer, of that layer which had the fewest."""
+    bound = [
+        layer
+        for report in model["reports"]
+        for layer in report["layers"]
+        if layer["op"] == cell.op and layer["bound"] and cell.seam in (AUTO, layer["seam"])
     ]
+    return min(layer["calls"]["replayed"] or 0 for layer in bound)
 
 
 def _control(model: str, outcome: Any, off: Any) -> bool | None:
