@@ -12,7 +12,9 @@ import pytest
 from fake_vllm import RECORDED, Fake, Ran, build
 from typer.testing import CliRunner
 
+import infera_shims
 from infera_compat.cli.app import app
+from infera_compat.settings import SEAMS
 
 BOTH = {"INFERA_ATTENTION": "passthrough", "INFERA_MOE": "passthrough"}
 MAIN = """
@@ -21,6 +23,7 @@ from infera_compat.cli import main
 {0}
 main()
 """
+MAIN_SHIM = infera_shims.order(None)[0]
 # Wide enough that no table's cell is broken.
 WIDE = {"COLUMNS": "300", "TERM": "dumb"}
 
@@ -68,9 +71,66 @@ def test_it_reports_release_shim_contracts_and_seams_without_an_engine(
     assert (facts["disabled"], facts["layers"]) == (False, None)
     contracts = facts["contracts"]
     assert (contracts["held"], contracts["moved"]) == (contracts["of"], [])
-    assert facts["ops"]["attention"]["seam"] == "get_attn_backend_cls"
-    assert facts["ops"]["moe"]["seam"].startswith("modular_kernel")
-    assert ("register_oot (cpu)" in facts["ops"]["moe"]["seam"]) == (line != "main")
+    on_cpu = "modular_kernel" if line == "main" else "register_oot"
+    moe = dict.fromkeys(SEAMS["moe"], "only by INFERA_MOE_SEAM={}")
+    moe |= {on_cpu: "taken on cpu", "modular_kernel": "taken on cuda"}
+    if line == "main":
+        moe["modular_kernel"] = "taken on cuda and cpu"
+    assert facts["ops"]["moe"]["seams"] == {seam: why.format(seam) for seam, why in moe.items()}
+    assert facts["ops"]["attention"]["seams"] == {
+        "get_attn_backend_cls": "taken on cuda and cpu",
+        "platform": "only by INFERA_ATTENTION_SEAM=platform",
+        "layer": "taken on cuda and cpu",
+        "pluggable_layer": "only by INFERA_ATTENTION_SEAM=pluggable_layer",
+        "model": "only by INFERA_ATTENTION_SEAM=model",
+    }
+
+
+def seams(fake: Fake, op: str, **environ: str) -> dict[str, str]:
+    facts = json.loads(cli(fake, "report", "--json", **environ).out)
+    found: dict[str, str] = facts["ops"][op]["seams"]
+    return found
+
+
+@pytest.mark.parametrize("op", SEAMS)
+def test_where_a_seam_is_forced_every_other_says_so(fake: Fake, op: str) -> None:
+    name, forced = f"INFERA_{op.upper()}_SEAM", SEAMS[op][-1]
+    found = seams(fake, op, **{name: forced}, **BOTH)
+    expected = dict.fromkeys(SEAMS[op], f"{name}={forced}")
+    assert found == expected | {forced: "taken on cuda and cpu"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "why"),
+    [
+        ({}, "nothing to bind (auto: no eligible kernel)"),
+        ({"INFERA_MOE": "off"}, "nothing to bind (INFERA_MOE=off)"),
+        ({"INFERA_MOE_SEAM": "model"}, "nothing to bind (auto: no eligible kernel)"),
+    ],
+    ids=["auto", "off", "a seam and no kernel"],
+)
+def test_where_nothing_is_bound_every_seam_says_why(
+    fake: Fake, environ: dict[str, str], why: str
+) -> None:
+    assert seams(fake, "moe", **environ) == dict.fromkeys(SEAMS["moe"], why)
+
+
+def test_a_seam_that_moved_says_what_and_the_others_are_told_as_ever(fake: Fake) -> None:
+    fake.edit("platforms/interface.py", "selected_backend, attn", "backend, attn")
+    found = seams(fake, "attention", **BOTH)
+    moved = "moved: vllm.platforms.interface:Platform.get_attn_backend_cls"
+    assert (found["get_attn_backend_cls"], found["platform"]) == (moved, moved)
+    assert found["layer"] == "taken on cuda and cpu"
+
+
+def test_a_seam_that_moved_on_one_device_is_taken_on_the_other(
+    make_fake: Callable[..., Fake],
+) -> None:
+    fake = make_fake("v0_24")
+    fake.edit("model_executor/custom_op.py", "op_registry_oot: dict", "op_registry_oot: list")
+    found = seams(fake, "moe", **BOTH)
+    assert found["register_oot"] == "moved: vllm.model_executor.custom_op:op_registry_oot"
+    assert found["modular_kernel"] == "taken on cuda"
 
 
 def test_it_imports_no_vllm(fake: Fake) -> None:
@@ -80,10 +140,23 @@ def test_it_imports_no_vllm(fake: Fake) -> None:
 
 def test_it_says_the_same_to_a_person(fake: Fake) -> None:
     ran = cli(fake, "report", INFERA_MOE="off")
-    assert "on vLLM 0.32.0 (no distribution, a source tree): shim main, contracts 28/28" in ran.out
+    held = f"contracts {len(MAIN_SHIM.needs)}/{len(MAIN_SHIM.needs)}"
+    assert f"on vLLM 0.32.0 (no distribution, a source tree): shim main, {held}" in ran.out
     assert "INFERA_MOE=off" in ran.out
     assert "auto: no eligible kernel" in ran.out
     assert "not known yet" in ran.out
+
+
+def test_it_tells_a_person_every_seams_fate(fake: Fake) -> None:
+    ran = cli(fake, "report", INFERA_MOE_SEAM="register_oot", **BOTH)
+    rows = [[cell.strip() for cell in line.split("│")[-3:-1]] for line in ran.out.splitlines()]
+    for row in (
+        ["layer", "taken on cuda and cpu"],
+        ["model", "only by INFERA_ATTENTION_SEAM=model"],
+        ["register_oot", "taken on cuda and cpu"],
+        ["modular_kernel", "INFERA_MOE_SEAM=register_oot"],
+    ):
+        assert row in rows
 
 
 def test_it_says_that_all_is_off(fake: Fake) -> None:
@@ -96,9 +169,9 @@ def test_what_moved_is_listed_and_is_its_status(fake: Fake) -> None:
     fake.edit("platforms/interface.py", "selected_backend, attn", "backend, attn")
     ran = cli(fake, "report")
     assert ran.status == 1
-    assert "shim main, contracts 27/28" in ran.out
+    assert f"shim main, contracts {len(MAIN_SHIM.needs) - 1}/{len(MAIN_SHIM.needs)}" in ran.out
     assert (
-        "get_attn_backend_cls(cls, backend, attn_selector_config, num_heads) at platforms/"
+        "get_attn_backend_cls(cls, backend, attn_selector_config, num_heads=None) at platforms/"
         in ran.out
     )
     assert len(json.loads(cli(fake, "report", "--json").out)["contracts"]["moved"]) == 1
@@ -125,10 +198,10 @@ def test_the_version_is_told_without_anything_else(fake: Fake) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a run with two bound layers and a stock one wrote."""
+    """What a run with two bound layers and a stock one between them wrote."""
     folder = tmp_path_factory.mktemp("run")
     file = folder / "report.jsonl"
-    layers = ("attention", "mla", "modular-moe")
+    layers = ("attention", "cache-only", "modular-moe")
     build(folder / "site").serve(*layers, INFERA_REPORT=str(file), **BOTH)
     return file.read_text("utf-8")
 
@@ -154,8 +227,8 @@ def test_a_runs_file_is_read_with_layers_and_calls(file: Path) -> None:
     for part in (
         "model.layers.0.self_attn.attn",
         "CPU_ATTN",
-        "TritonExperts",
-        "MLA: this seam",
+        "CPUUnquantizedExperts",
+        "stock: CacheOnlyAttentionLayer is none of",
         "served",
     ):
         assert part in ran.out

@@ -13,7 +13,9 @@ from fake_vllm import FUSED_MOE, Fake
 import infera_shims
 from infera_compat import release
 from infera_compat.contracts import ANY, Moved, Need, Verdict, hashes, judge
+from infera_compat.definitions import Source
 from infera_compat.install import pick
+from infera_compat.settings import SEAMS
 
 # What 0.32.0's files parse to that its shim reads; 0.22.1's and 0.23.0's to less.
 NODES = 45_000
@@ -28,17 +30,15 @@ SOURCE = {
     "variable": "registry: dict[str, type] = {}\n",
 }
 NEEDS = {
-    "method": Need("moe", "vllm.a.b:Layer.forward", "method", "w", ("self", "query", "key", "out")),
-    "classmethod": Need(
-        "moe", "vllm.a.b:Layer.forward", "classmethod", "w", ("cls", "query", "key")
-    ),
-    "staticmethod": Need("moe", "vllm.a.b:Layer.forward", "staticmethod", "w", ()),
-    "property": Need("moe", "vllm.a.b:Layer.forward", "property", "w", ("self",)),
+    "method": Need("vllm.a.b:Layer.forward", "method", "w", ("self", "query", "key", "out")),
+    "classmethod": Need("vllm.a.b:Layer.forward", "classmethod", "w", ("cls", "query", "key")),
+    "staticmethod": Need("vllm.a.b:Layer.forward", "staticmethod", "w", ()),
+    "property": Need("vllm.a.b:Layer.forward", "property", "w", ("self",)),
     "function": Need(
-        "moe", "vllm.a.b:forward", "function", "w", ("query", "key", "*rest", "scale", "**more")
+        "vllm.a.b:forward", "function", "w", ("query", "key", "*rest", "scale", "**more")
     ),
-    "class": Need("moe", "vllm.a.b:Layer", "class", "w", decorator="layer"),
-    "variable": Need("moe", "vllm.a.b:registry", "variable", "w"),
+    "class": Need("vllm.a.b:Layer", "class", "w", decorator="layer"),
+    "variable": Need("vllm.a.b:registry", "variable", "w"),
 }
 
 
@@ -49,7 +49,7 @@ def held(tmp_path: Path) -> Callable[[Need, str], Verdict]:
     def hold(need: Need, source: str) -> Verdict:
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / "a" / "b.py").write_text(source, "utf-8")
-        return judge(tmp_path, [need], {})
+        return judge(Source(tmp_path), [need], {})
 
     return hold
 
@@ -114,7 +114,7 @@ def test_each_kind_of_move_is_seen(held: Held, kind: str, before: str, after: st
 def test_a_move_is_described_by_what_was_found_where_and_what_was_expected(held: Held) -> None:
     moved = held(NEEDS["method"], "\n" + SOURCE["method"].replace("key", "keys")).moved[0]
     assert str(moved) == (
-        "found method vllm.a.b:Layer.forward(self, query, keys, out) at a/b.py:3; "
+        "found method vllm.a.b:Layer.forward(self, query, keys, out=None) at a/b.py:3; "
         "expected method vllm.a.b:Layer.forward(self, query, key, out) (w)"
     )
     moved = held(NEEDS["class"], SOURCE["class"].replace("'layer'", "'other'")).moved[0]
@@ -123,16 +123,16 @@ def test_a_move_is_described_by_what_was_found_where_and_what_was_expected(held:
 
 
 def test_a_file_that_is_gone_is_a_move(tmp_path: Path) -> None:
-    verdict = judge(tmp_path, [NEEDS["method"]], {})
+    verdict = judge(Source(tmp_path), [NEEDS["method"]], {})
     assert verdict.moved == (Moved(NEEDS["method"], None),)
-    assert hashes(tmp_path, [NEEDS["method"]]) == {"a/b.py": ""}
+    assert hashes(Source(tmp_path), [NEEDS["method"]]) == {"a/b.py": ""}
 
 
 def test_a_module_that_became_a_package_is_found(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "__init__.py").write_text(SOURCE["variable"])
-    assert judge(tmp_path, [NEEDS["variable"]], {}) == Verdict(1, 1)
-    assert list(hashes(tmp_path, [NEEDS["variable"]])) == ["a/b/__init__.py"]
+    assert judge(Source(tmp_path), [NEEDS["variable"]], {}) == Verdict(1, 1)
+    assert list(hashes(Source(tmp_path), [NEEDS["variable"]])) == ["a/b/__init__.py"]
 
 
 def test_a_file_that_this_python_cannot_parse_is_a_move_and_no_error(held: Held) -> None:
@@ -156,34 +156,92 @@ def test_a_definition_inside_if_or_try_is_found(held: Held, kind: str, block: st
 
 
 def test_an_open_end_admits_what_follows_and_nothing_before(held: Held) -> None:
-    need = Need("moe", "vllm.a.b:Layer.forward", "method", "w", ("self", "query", ANY))
+    need = Need("vllm.a.b:Layer.forward", "method", "w", ("self", "query", ANY))
     assert not held(need, SOURCE["method"]).moved
     assert not held(need, "class Layer:\n    def forward(self, query): ...\n").moved
     assert held(need, "class Layer:\n    def forward(self, new, query): ...\n").moved
     assert held(need, "class Layer:\n    def forward(self): ...\n").moved
 
 
-def test_what_the_worker_needs_every_op_needs(tmp_path: Path) -> None:
-    needs = [Need(op, f"vllm.a:{op}", "class", "w") for op in ("worker", "attention", "moe")]
-    verdict = judge(tmp_path, needs, {})
-    assert [moved.need.op for moved in verdict.moved_for("moe")] == ["worker", "moe"]
-    assert [moved.need.op for moved in verdict.moved_for("attention")] == ["worker", "attention"]
+def test_what_the_worker_needs_every_seam_needs() -> None:
+    for shim in infera_shims.order(None):
+        for op in SEAMS:
+            for seam in shim.seams(op):
+                assert set(shim.groups["worker"]) < set(shim.group(op, seam))
+
+
+def test_a_verdict_tells_what_moved_of_some_needs(tmp_path: Path) -> None:
+    needs = [Need(f"vllm.a:{name}", "class", "w") for name in ("One", "Two", "Three")]
+    (tmp_path / "a.py").write_text("class Two: ...\n")
+    verdict = judge(Source(tmp_path), needs, {})
+    assert [moved.need for moved in verdict.among(needs[1:])] == [needs[2]]
+    assert verdict.among([needs[1]]) == ()
+
+
+@pytest.mark.parametrize(
+    ("need", "holds", "moved"),
+    [
+        pytest.param(
+            Need("vllm.a.b:Layer", "class", "w", bases=("Base",)),
+            ["class Layer(Other, Base): ...", "class Layer(there.Base[int]): ..."],
+            ["class Layer: ...", "class Layer(NewBase): ..."],
+            id="bases",
+        ),
+        pytest.param(
+            Need("vllm.a.b:run", "function", "w", ("x", "scale"), defaults=(("scale", "None"),)),
+            ["def run(x, scale=None): ..."],
+            ["def run(x, scale): ...", "def run(x, scale=1.0): ..."],
+            id="defaults",
+        ),
+        pytest.param(
+            Need("vllm.a.b:registry", "variable", "w", type="dict"),
+            ["registry: dict[str, int] = make()", "registry = {}"],
+            ["registry: list[str] = []", "registry = ()", "registry = make()"],
+            id="type",
+        ),
+        pytest.param(
+            Need("vllm.a.b:Layer.size", "attribute", "w"),
+            [
+                "class Layer:\n    def __init__(self):\n        self.size = 1",
+                "class Layer:\n    def __init__(self):\n        self.size: int = 1",
+            ],
+            [
+                "class Layer:\n    def __init__(self):\n        self.size.x = 1",
+                "class Layer:\n    def __init__(self):\n        other.size = 1",
+                "class Layer:\n    def setup(self):\n        self.size = 1",
+                "class Layer:\n    size = 1",
+            ],
+            id="attribute",
+        ),
+    ],
+)
+def test_bases_defaults_types_and_attributes_are_compared_where_they_are_needed(
+    held: Held, need: Need, holds: list[str], moved: list[str]
+) -> None:
+    assert [held(need, source).moved for source in holds] == [()] * len(holds)
+    assert all(held(need, source).moved for source in moved)
+
+
+def test_a_name_that_is_bound_again_is_what_it_was_bound_to_last(held: Held) -> None:
+    again = f"{SOURCE['method']}\n\nLayer = patched(Layer)\n"
+    assert "nothing of that name" in str(held(NEEDS["method"], again).moved[0])
 
 
 def test_files_known_whole_are_not_read_again(held: Held, tmp_path: Path) -> None:
     need = NEEDS["method"]
     held(need, "class Layer:\n    pass\n")
-    known = {name: [sha] for name, sha in hashes(tmp_path, [need]).items()}
-    assert judge(tmp_path, [need], known) == Verdict(1, 1, known=True)
+    known = {name: [sha] for name, sha in hashes(Source(tmp_path), [need]).items()}
+    assert judge(Source(tmp_path), [need], known) == Verdict(1, 1, known=True)
 
 
 def test_one_unknown_file_and_all_are_read(tmp_path: Path) -> None:
-    needs = [Need("moe", f"vllm.{name}:Thing", "class", "w") for name in ("a", "b")]
+    needs = [Need(f"vllm.{name}:Thing", "class", "w") for name in ("a", "b")]
     for name in ("a", "b"):
         (tmp_path / f"{name}.py").write_text("class Thing: ...\n")
-    known = {name: [sha] for name, sha in hashes(tmp_path, needs).items()}
+    known = {name: [sha] for name, sha in hashes(Source(tmp_path), needs).items()}
     (tmp_path / "b.py").write_text("class Other: ...\n")
-    assert [moved.need.symbol for moved in judge(tmp_path, needs, known).moved] == ["vllm.b:Thing"]
+    verdict = judge(Source(tmp_path), needs, known)
+    assert [moved.need.symbol for moved in verdict.moved] == ["vllm.b:Thing"]
 
 
 def test_hashes_recorded_for_another_shim_do_not_count(
@@ -191,7 +249,7 @@ def test_hashes_recorded_for_another_shim_do_not_count(
 ) -> None:
     root = make_fake("v0_23").root
     by_name = {shim.name: shim for shim in infera_shims.order(None)}
-    known = {name: [sha] for name, sha in hashes(root, by_name["v0_22"].needs).items()}
+    known = {name: [sha] for name, sha in hashes(Source(root), by_name["v0_22"].needs).items()}
     monkeypatch.setattr(infera_shims, "recorded", lambda: {"main": known})
     shim, verdict = pick(release.at(root))
     assert (shim.name, verdict.known) == ("v0_23", False)
@@ -203,13 +261,13 @@ def test_the_whole_comparison_of_a_vllm_of_full_size_takes_no_longer_than_300_ms
 ) -> None:
     fake = make_fake(line)
     shim = next(shim for shim in infera_shims.order(None) if shim.name == line)
-    names = list(hashes(fake.root, shim.needs))
+    names = list(hashes(Source(fake.root), shim.needs))
     for name in names:
         pad(fake.root / name, NODES // len(names))
     took = []
     for _ in range(3):
         start = time.process_time()
-        verdict = judge(fake.root, shim.needs, {})
+        verdict = judge(Source(fake.root), shim.needs, {})
         took.append(time.process_time() - start)
         assert not verdict.moved
     assert min(took) <= 0.3
@@ -228,12 +286,14 @@ def pad(file: Path, nodes: int) -> None:
         text.writelines(functions)
 
 
-def test_a_moved_parameter_of_one_op_leaves_the_other_ops_needs_held(fake: Fake) -> None:
+def test_a_moved_parameter_of_one_seam_leaves_the_others_needs_held(fake: Fake) -> None:
     fake.edit(
         f"{FUSED_MOE}/modular_kernel.py",
         "def __init__(self, prepare_finalize, fused_experts)",
         "def __init__(self, finalize, prepare_finalize, fused_experts)",
     )
-    verdict = pick(release.at(fake.root))[1]
-    assert [moved.need.op for moved in verdict.moved] == ["moe"]
-    assert not verdict.moved_for("attention")
+    shim, verdict = pick(release.at(fake.root))
+    hit = [
+        (op, seam) for op in SEAMS for seam in shim.seams(op) if verdict.among(shim.group(op, seam))
+    ]
+    assert hit == [("moe", "modular_kernel")]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import infera_shims
 from infera_compat.contracts import ANY, Need, judge
+from infera_compat.definitions import Source
 
 NEEDS = [need for shim in infera_shims.order(None) for need in shim.needs]
 WITH_CALL = [need for need in NEEDS if need.parameters]
@@ -25,14 +26,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def source(need: Need) -> str:
     """A module that has what the need asks for, and no more."""
     *outer, last = need.symbol.partition(":")[2].split(".")
+    given = dict(need.defaults)
     fixed = [name for name in need.parameters or () if name != ANY]
-    signature = ", ".join(fixed)
+    signature = ", ".join(f"{name}={given[name]}" if name in given else name for name in fixed)
     marks = [f"@register({need.decorator!r})"] if need.decorator else []
     if need.kind in ("classmethod", "staticmethod", "property"):
         marks.append(f"@{need.kind}")
     lines = {
-        "class": [*marks, f"class {last}: ..."],
-        "variable": [f"{last} = None"],
+        "class": [*marks, f"class {last}({', '.join(need.bases)}): ..."],
+        "variable": [f"{last}: {need.type or 'object'} = None"],
         "attribute": ["def __init__(self):", f"    self.{last} = None"],
     }.get(need.kind, [*marks, f"def {last}({signature}): ..."])
     for name in reversed(outer):
@@ -45,7 +47,7 @@ def moved(folder: Path, need: Need, written: Need) -> bool:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source(written), "utf-8")
     try:
-        return bool(judge(folder, [need], {}).moved)
+        return bool(judge(Source(folder), [need], {}).moved)
     finally:
         file.unlink()
 
@@ -95,3 +97,21 @@ def test_another_kind_is_seen(folder: Path, need: Need, kind: str) -> None:
 )
 def test_another_registered_name_is_seen(folder: Path, need: Need, name: str) -> None:
     assert moved(folder, need, replace(need, decorator=name or None))
+
+
+@given(need=st.sampled_from([need for need in NEEDS if need.bases]))
+def test_a_base_that_is_gone_is_seen(folder: Path, need: Need) -> None:
+    assert moved(folder, need, replace(need, bases=need.bases[1:]))
+
+
+@given(need=st.sampled_from([need for need in NEEDS if need.type]))
+def test_another_type_is_seen(folder: Path, need: Need) -> None:
+    assert moved(folder, need, replace(need, type="frozenset"))
+
+
+@given(need=st.sampled_from([need for need in NEEDS if need.defaults]), data=st.data())
+def test_another_default_is_seen(folder: Path, need: Need, data: st.DataObject) -> None:
+    names = [name for name, _ in need.defaults]
+    changed = data.draw(st.sampled_from(names))
+    defaults = tuple((n, "0" if n == changed else value) for n, value in need.defaults)
+    assert moved(folder, need, replace(need, defaults=defaults))

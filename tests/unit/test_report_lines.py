@@ -7,8 +7,12 @@ from collections.abc import Callable
 import pytest
 from fake_vllm import Fake
 
+import infera_shims
+from infera_compat import report
+from infera_compat.ledger import Choice, Layer
+
 BOTH = {"INFERA_ATTENTION": "passthrough", "INFERA_MOE": "passthrough"}
-LAYERS = ("attention", "modular-moe", "attention", "mla")
+LAYERS = ("attention", "modular-moe", "attention", "mla", "mamba")
 
 
 @pytest.mark.parametrize(
@@ -34,9 +38,11 @@ def test_a_process_that_serves_says_two_lines_and_no_more(
 
 def test_the_start_line_names_release_shim_contracts_seams_and_the_way_out(fake: Fake) -> None:
     start = fake.serve(*LAYERS, **BOTH).said("INFO")[0]
+    (shim, *_) = infera_shims.order(None)
     assert start == (
         "infera-compat 0.1.0 on vLLM 0.32.0 (no distribution, a source tree) "
-        "(shim main, contracts 28/28): attention: passthrough by get_attn_backend_cls; "
+        f"(shim main, contracts {len(shim.needs)}/{len(shim.needs)}): "
+        "attention: passthrough by get_attn_backend_cls, layer; "
         "moe: passthrough by modular_kernel. INFERA_VLLM_OPS_DISABLE=1 switches all of this off."
     )
 
@@ -45,10 +51,22 @@ def test_the_second_line_names_each_ops_layers_and_the_reason_of_the_stock_ones(
     built = fake.serve(*LAYERS, **BOTH).said("INFO")[1]
     assert built.splitlines() == [
         "infera-compat: model built",
-        "  attention: 2/3 layers by get_attn_backend_cls over CPU_ATTN, passthrough; "
-        "1/3 layers stock (MLA: MLA: this seam does not take it)",
-        "  moe: 1/1 layers by modular_kernel over TritonExperts, passthrough",
+        "  attention: 2/4 layers by get_attn_backend_cls over CPU_ATTN, passthrough; "
+        "1/4 layers by layer over MLA, passthrough; "
+        "1/4 layers stock (MambaMixer: has its own backend, which no seam here reaches)",
+        "  moe: 1/1 layers by modular_kernel over CPUUnquantizedExperts, passthrough",
     ]
+
+
+def test_layers_that_another_plugin_holds_too_are_told_with_its_name() -> None:
+    layers = [
+        Layer("moe", str(n), "TritonExperts", "layer", "passthrough", shared_with=other)
+        for n, other in enumerate(("theirs", None, "theirs"))
+    ]
+    built = report.model_lines([Choice("moe", "passthrough", kernel="passthrough")], layers)
+    assert built.splitlines()[1] == (
+        "  moe: 3/3 layers by layer over TritonExperts, passthrough; 2 of them held by theirs too"
+    )
 
 
 def test_an_op_without_layers_is_said_to_have_none(fake: Fake) -> None:
