@@ -21,7 +21,7 @@ def test_stop_ends_a_silent_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     number, stop = tmp_path / "pid", threading.Event()
 
     def when_it_runs() -> None:
-        while not number.exists():
+        while not (number.exists() and number.read_text()):
             time.sleep(0.01)
         stop.set()
 
