@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -21,7 +22,9 @@ def other(place: Any) -> str | None:
     None where that is stock vLLM or us. functools.wraps copies `__module__`, so a function is known
     by the module whose globals it reads.
     """
-    function = place.__func__ if isinstance(place, MethodType | classmethod) else place
+    function = place
+    while isinstance(function, MethodType | classmethod | partial):
+        function = function.func if isinstance(function, partial) else function.__func__
     if isinstance(function, FunctionType):
         module: str = function.__globals__.get("__name__", "?")
     else:

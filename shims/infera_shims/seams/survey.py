@@ -21,7 +21,8 @@ NOT_REACHED = {
     "platform": "it did not ask the platform for its backend",
     "layer": "it was not made by its class's own constructor",
     "pluggable_layer": "its class is none that this seam replaces by name",
-    "model": f"its model is none of {', '.join(whole_model.ARCHITECTURES)}",
+    "model": "its model is of none of the classes that stand in the registry for "
+    f"{', '.join(whole_model.ARCHITECTURES)}",
     "modular_kernel": "its method makes no modular kernel",
     "register_oot": "its method is not UnquantizedFusedMoEMethod",
 }
