@@ -1007,10 +1007,18 @@ TORCH = """
         created.append(Tensor([0] * size))
         return created[-1]
 
+    made = {}
+
     def custom_op(name, mutates_args):
         def wrap(function):
-            function.register_fake = lambda fake: fake
-            return function
+            def op(written, *rest):
+                op.calls.append(rest)
+                return function(written, *rest)
+
+            op.calls = []
+            op.register_fake = lambda fake: fake
+            made[name] = op
+            return op
 
         return wrap
 
@@ -1045,6 +1053,6 @@ TORCH = """
                         yield from part.modules()
 
     nn = _module("nn", Module=Module)
-    library = _module("library", custom_op=custom_op)
+    library = _module("library", custom_op=custom_op, made=made)
     compiler = _module("compiler", is_compiling=lambda: False)
     """
