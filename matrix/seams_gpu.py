@@ -3,12 +3,13 @@
 
     python matrix/seams_gpu.py --label "torch 2.11 instead of its own pin" --commit HASH
 
-For each way (the seams that are asked for) and mode (eager; graphs: torch.compile and full CUDA
-graphs) one process starts an engine with the plugin passing through, then takes it back
-(Installation.stand_back) and starts a stock engine of the same model. Their tokens and logprobs are
-compared bit by bit; one process more a mode has the plugin switched off from its start, and
-what it answers is the control. In graphs a counter in each graph tells which layers were
-replayed (INFERA_REPORT). Writes the cells into the "gpu" part of matrix/results/<release>.json.
+For each way (the seams that are asked for) and mode (eager; graphs: torch.compile, full CUDA graphs
+for decoding and piecewise ones for the rest, vLLM's own default) one process starts an engine with
+the plugin passing through, then takes it back (Installation.stand_back) and starts a stock engine
+of the same model. Their tokens and logprobs are compared bit by bit; one process more a mode has
+the plugin switched off from its start, and what it answers is the control. In graphs a counter in
+each graph tells which layers were replayed (INFERA_REPORT). Writes the cells into the "gpu" part of
+matrix/results/<release>.json.
 
 Models: two layers each, random weights with spread logits; see MODELS.
 """
@@ -45,13 +46,16 @@ MODELS = (
     Model("qwen3_moe", (ATTENTION, MOE), "MoE"),
     Model("deepseek_v2", (ATTENTION, MOE), "MLA and MoE", optional=True),
 )
-SEAMS = (
-    (AUTO, AUTO),
-    ("get_attn_backend_cls", "modular_kernel"),
-    ("platform", "register_oot"),
-    ("layer", "pluggable_layer"),
-    ("pluggable_layer", AUTO),
-    ("model", "model"),
+LATENT = MODELS[2:]
+BY_AUTO = ("get_attn_backend_cls", "modular_kernel")
+# auto takes get_attn_backend_cls, layer (for MLA) and modular_kernel here: those are not asked for
+# again by name. The rest of each is what auto does not do, on the models that have such layers.
+SEAMS: tuple[tuple[str, str, tuple[Model, ...]], ...] = (
+    (AUTO, AUTO, MODELS),
+    ("platform", "register_oot", MODELS[:2]),
+    ("layer", "pluggable_layer", MODELS),
+    ("pluggable_layer", AUTO, LATENT),
+    ("model", "model", MODELS),
 )
 # (seed, tokens): one block and less, several, and a ragged one.
 PROMPTS = ((0, 5), (1, 17), (2, 40), (3, 130), (4, 333), (5, 64), (6, 1), (7, 211))
@@ -65,8 +69,8 @@ UNTIMED = {"combo_kernels": False, "benchmark_combo_kernel": False}
 
 def all_ways(mode: str) -> list[Way]:
     """Switched off first, then each pair of seams."""
-    pairs: list[tuple[str | None, str | None]] = [(None, None), *SEAMS]
-    return [Way(attention, moe, mode, MODELS) for attention, moe in pairs]
+    off = Way(None, None, mode, MODELS)
+    return [off, *(Way(attention, moe, mode, models) for attention, moe, models in SEAMS)]
 
 
 def job(way: Way, folder: Path, vocab: dict[str, int], report: bool) -> dict[str, Any]:
@@ -74,7 +78,7 @@ def job(way: Way, folder: Path, vocab: dict[str, int], report: bool) -> dict[str
     graphs = {
         "enforce_eager": False,
         "compilation_config": {
-            "cudagraph_mode": "FULL",
+            "cudagraph_mode": "FULL_AND_PIECEWISE",
             "cudagraph_capture_sizes": CAPTURED,
             "inductor_compile_config": UNTIMED,
         },
@@ -233,7 +237,7 @@ def judge(way: Way, outcomes: dict[Way, Any]) -> list[dict[str, Any]]:
     else:
         found = list(cells.of_way(way, outcome["stock"]["models"], outcome["ours"]["models"]))
     rows = []
-    for cell in found:
+    for cell in [*found, *_taken_by_auto(found)]:
         row = {**dataclasses.asdict(cell), "control": _control(cell.model, outcome, off)}
         if way.mode == GRAPHS and cell.bound and not isinstance(outcome, str):
             row["replayed"] = _replayed(outcome["ours"]["models"][cell.model], cell)
@@ -241,6 +245,15 @@ def judge(way: Way, outcomes: dict[Way, Any]) -> list[dict[str, Any]]:
                 row |= {"status": cells.FAILED, "reason": "no graph that was replayed holds it"}
         rows.append(row)
     return rows
+
+
+def _taken_by_auto(found: list[cells.Cell]) -> list[cells.Cell]:
+    """The cells of the seams that auto took: binding them is the same code."""
+    return [
+        dataclasses.replace(cell, seam=cell.by[0], reason="taken by auto")
+        for cell in found
+        if cell.seam == AUTO and len(cell.by) == 1 and cell.by[0] in BY_AUTO
+    ]
 
 
 def _replayed(model: dict[str, Any], cell: cells.Cell) -> int:

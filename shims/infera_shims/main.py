@@ -5,7 +5,7 @@ What an older line has otherwise stands in that line's module, under the same na
 
 from __future__ import annotations
 
-from infera_compat.contracts import Need
+from infera_compat.contracts import ANY, Need
 from infera_shims.needs import COMMON, FUSED_MOE
 from infera_shims.shim import Entry, MoeLayer, Replaced, Shim
 
@@ -57,6 +57,7 @@ MOE_REPLACED = Entry(
         symbol=f"{FUSED_MOE}.routed_experts:RoutedExperts",
         registered="routed_experts",
         methods=("forward_modular", "forward_monolithic"),
+        given="x",
         layer_name="layer_name",
     ),
     symbol="vllm/model_executor/layers/fused_moe/routed_experts.py RoutedExperts",
@@ -78,6 +79,7 @@ MOE_REPLACED = Entry(
                 f"{FUSED_MOE}.routed_experts:RoutedExperts.{name}",
                 "method",
                 "overridden in the subclass",
+                ("self", "x", ANY),
             )
             for name in ("forward_modular", "forward_monolithic")
         ),

@@ -25,7 +25,13 @@ MOE_LAYER = Entry(
 )
 
 MOE_REPLACED = Entry(
-    value=Replaced(LAYER, registered="fused_moe", methods=("forward",), layer_name="layer_name"),
+    value=Replaced(
+        LAYER,
+        registered="fused_moe",
+        methods=("forward",),
+        given="hidden_states",
+        layer_name="layer_name",
+    ),
     symbol="vllm/model_executor/layers/fused_moe/layer.py FusedMoE",
     needs=(
         Need(

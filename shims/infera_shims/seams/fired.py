@@ -2,11 +2,16 @@
 
 On the CPU, Dynamo traces through vLLM's MoE layers: a Python counter there runs once, while it is
 traced. So inside a traced graph the count is an op of its own, opaque to the compiler; it declares
-that it writes a tensor that the layer just wrote, so that no pass drops or moves it.
+that it writes a tensor that the layer is given, so that no pass drops or moves it. One that the
+layer is given, not one that it returns: Inductor would round that once more than in stock's graph,
+where it is fused with what follows (shared experts and the residual), while the input is kept in
+memory anyway, for the matrix products that read it.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +23,14 @@ if TYPE_CHECKING:
 _ledgers: list[Ledger] = []
 
 
-@torch.library.custom_op("infera_compat::fired", mutates_args=("written",))  # type: ignore[untyped-decorator]
-def _fired(written: torch.Tensor, op: str, layer: str) -> None:
+@torch.library.custom_op("infera_compat::fired", mutates_args=("given",))  # type: ignore[untyped-decorator]
+def _fired(given: torch.Tensor, op: str, layer: str) -> None:
     for ledger in _ledgers:
         ledger.count(op, layer)
 
 
 @_fired.register_fake  # type: ignore[untyped-decorator]
-def _(written: torch.Tensor, op: str, layer: str) -> None:
+def _(given: torch.Tensor, op: str, layer: str) -> None:
     return None
 
 
@@ -37,13 +42,25 @@ class Witness:
     ledger: Ledger
     layer: str = "(no layer of the model)"
 
-    def fired(self, written: Any) -> None:
-        """The layer's bound code has just written `written`: a tensor, or several with it first."""
+    def fired(self, given: Any) -> None:
+        """The layer's bound code runs on the tensor `given`."""
         if torch.compiler.is_compiling():
-            first = written[0] if isinstance(written, tuple) else written
-            _fired(first, self.op, self.layer)
+            _fired(given, self.op, self.layer)
         else:
             self.ledger.count(self.op, self.layer)
+
+
+def argument(method: Callable[..., Any], name: str, skipped: int) -> Callable[..., Any]:
+    """A way to find the argument `name` of a call of `method`, given its args and kwargs.
+
+    skipped: how many of the method's first parameters are not among those args.
+    """
+    place = list(inspect.signature(method).parameters).index(name) - skipped
+
+    def find(args: Any, kwargs: Any) -> Any:
+        return kwargs[name] if name in kwargs else args[place]
+
+    return find
 
 
 def open_book(ledger: Ledger) -> None:

@@ -76,8 +76,9 @@ class Shadow:
         apply_router_weight_on_input: Any,
         **more: Any,
     ) -> Any:
-        """Run stock's apply and count it; returns what stock returns (0.31 on: not always None)."""
-        result = self.stock(
+        """Count, and run stock's apply; returns what stock returns (0.31 on: not always None)."""
+        self.witness.fired(hidden_states)
+        return self.stock(
             output=output,
             hidden_states=hidden_states,
             w1=w1,
@@ -95,8 +96,6 @@ class Shadow:
             apply_router_weight_on_input=apply_router_weight_on_input,
             **more,
         )
-        self.witness.fired(output)
-        return result
 
 
 def shadow(experts: Any, binding: Binding) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from infera_compat.errors import Refused
 from infera_shims.needs import CUSTOM_OP, METHOD, MLA_WRAPPER
-from infera_shims.seams.fired import Witness, open_book
+from infera_shims.seams.fired import Witness, argument, open_book
 from infera_shims.shim import Replaced
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ MLA_LAYER = Replaced(
     symbol=f"{MLA_WRAPPER}:MultiHeadLatentAttentionWrapper",
     registered="multi_head_latent_attention",
     methods=("forward",),
+    given="hidden_states",
     layer_name="mla_attn.layer_name",
 )
 MOE_METHOD = Replaced(
     symbol=f"{METHOD}:UnquantizedFusedMoEMethod",
     registered="unquantized_fused_moe",
     methods=("apply", "apply_monolithic"),
+    given="x",
     layer_name="",  # one method may serve several layers: each call says for which
 )
 
@@ -120,23 +122,24 @@ def _named(stock: Callable[..., None], what: Replaced, binding: Binding) -> Any:
 
 
 def _counted(stock: Callable[..., Any], what: Replaced, binding: Binding) -> Any:
-    """A method that runs stock's and counts it; Dynamo may trace through it."""
+    """A method that counts its call and runs stock's; Dynamo may trace through it."""
     op, ledger = binding.choice.op, binding.ledger
 
     if what.layer_name:
+        given = argument(stock, what.given, skipped=1)
 
         @functools.wraps(stock)
         def layer_method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = stock(self, *args, **kwargs)
-            Witness(op, ledger, self.infera_layer).fired(result)
-            return result
+            Witness(op, ledger, self.infera_layer).fired(given(args, kwargs))
+            return stock(self, *args, **kwargs)
 
         return layer_method
 
+    given_to_method = argument(stock, what.given, skipped=2)
+
     @functools.wraps(stock)
     def method(self: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        result = stock(self, layer, *args, **kwargs)
-        Witness(op, ledger, layer.layer_name).fired(result)
-        return result
+        Witness(op, ledger, layer.layer_name).fired(given_to_method(args, kwargs))
+        return stock(self, layer, *args, **kwargs)
 
     return method
