@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from infera_compat.errors import Refused
 from infera_shims.needs import MODELS, REGISTRY
 from infera_shims.seams import layer, owners, shadowed
-from infera_shims.seams.fired import Witness, argument, open_book
+from infera_shims.seams.fired import Witness, open_book
 
 if TYPE_CHECKING:
     from infera_compat.binding import Binding
@@ -45,11 +45,11 @@ class Shadow:
         self.stock = stock
         self.shared_with = owners.other(stock)
         self.witness = Witness("moe", binding.ledger, layer_name)
-        self._given = argument(stock, "x", skipped=0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Count, and run stock's method."""
-        self.witness.fired(self._given(args, kwargs))
+        # (layer, x, …) by its contract; another plugin's method may not name its parameters.
+        self.witness.fired(kwargs["x"] if "x" in kwargs else args[1])
         return self.stock(*args, **kwargs)
 
 
