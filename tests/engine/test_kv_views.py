@@ -116,8 +116,9 @@ def test_a_live_worker_probes_beside_the_real_cache(probed: Callable[..., Rows])
 
 
 def test_a_live_mla_layer_is_proved(probed: Callable[..., Rows], minor: tuple[int, int]) -> None:
-    if minor < (0, 28):
-        pytest.skip("stock runs no MLA model on a CPU before 0.28")
+    if minor < (0, 29):
+        # 0.28 has CPU_MLA, but its model loading imports a prefill backend that needs a GPU build.
+        pytest.skip("stock starts no MLA model on a CPU before 0.29")
     rows = probed("--live", "deepseek_v2")
     assert [(row["status"], row["regime"], row["apart"]) for row in rows] == [
         ("proved", "(B, N, C)", True)
