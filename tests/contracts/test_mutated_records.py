@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import skeleton
 from mutations import mutations
 from skeleton import source
 
@@ -12,6 +13,8 @@ import infera_shims
 from infera_compat.cli import recorded
 from infera_compat.contracts import Need, judge
 from infera_compat.definitions import Definition, Source
+from infera_compat.install import pick
+from infera_compat.release import at
 
 SHIMS = {shim.name: shim for shim in infera_shims.order(None)}
 RELEASES = recorded.releases()
@@ -53,3 +56,19 @@ def test_no_change_of_what_is_needed_goes_unnoticed(tmp_path: Path, shim: str) -
                 survivors.append(f"{need.symbol}: {what}")
     assert survivors == []
     assert counted > 500
+
+
+@pytest.mark.parametrize("name", SHIMS)
+def test_no_other_line_takes_a_release_whose_own_shim_something_moved_for(
+    tmp_path: Path, name: str
+) -> None:
+    known = [each for each in RELEASES.values() if each.shim == name][-1]
+    skeleton.write(tmp_path, known.release, known.symbols)
+    for need in SHIMS[name].needs:
+        file = tmp_path / known.symbols[need.symbol].place.partition(":")[0]
+        text = file.read_text("utf-8")
+        file.write_text(dict(mutations(text, need))["renamed"], "utf-8")
+        shim, verdict = pick(at(tmp_path))
+        file.write_text(text, "utf-8")
+        assert shim.name == name
+        assert need.symbol in {moved.need.symbol for moved in verdict.moved}

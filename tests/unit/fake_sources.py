@@ -957,9 +957,13 @@ MOE_RUNNER = {
 }
 
 
-def cpu_experts(kind: str) -> dict[str, str]:
-    """A CPU's experts, from 0.28 on: "Monolithic", then "Modular"."""
+def cpu_experts(kind: str, unquantized: bool) -> dict[str, str]:
+    """A CPU's experts: "Monolithic", then "Modular"; unquantized ones from 0.28 on."""
     stock = {"Modular": "TritonExperts", "Monolithic": "RoutingExperts"}[kind]
+    own = f"""
+        class CPUUnquantizedExperts(FusedMoEExperts{kind}):
+            apply = {stock}.apply
+        """
     return {
         f"{FUSED_MOE}/experts/__init__.py": "",
         f"{FUSED_MOE}/experts/cpu_moe.py": f"""
@@ -968,8 +972,9 @@ def cpu_experts(kind: str) -> dict[str, str]:
             {stock},
         )
 
-        class CPUUnquantizedExperts(FusedMoEExperts{kind}):
-            apply = {stock}.apply
+        class CPUExpertsFp8(FusedMoEExperts{kind}):
+            pass
+        {own if unquantized else ""}
         """,
     }
 

@@ -190,8 +190,7 @@ def build(
         else "return None",
     }
     sources = {**COMMON, **(MOE_RUNNER if has_cpu_experts else MOE_LAYER_CLASS)}
-    if has_cpu_experts:
-        sources |= cpu_experts("Modular" if newest else "Monolithic")
+    sources |= cpu_experts("Modular" if newest else "Monolithic", has_cpu_experts)
     for name, source in sources.items():
         source = dedent(source)
         for blank, value in blanks.items():
