@@ -91,6 +91,75 @@ def test_it_answers_however_it_is_called(fake: Fake, call: str) -> None:
     assert by_class.startswith("infera_shims.seams.backends.vllm__")
 
 
+def test_an_argument_of_tomorrow_reaches_the_platform(fake: Fake) -> None:
+    fake.edit("platforms/cpu.py", "num_heads=None)", "num_heads=None, *, path=None)")
+    fake.edit("platforms/cpu.py", "return selected_backend or", "return path or")
+    call = "current_platform.get_attn_backend_cls(None, config, 4, path='vllm.v1.Other')"
+    ran = fake.run(ASK.replace("{calls}", call), **BOUND)
+    assert ran.answer["paths"] == ["infera_shims.seams.backends.vllm__v1__Other"]
+
+
+@pytest.mark.parametrize("extra", ["", ", tomorrow=7"], ids=["today's", "tomorrow's"])
+def test_what_is_passed_to_an_impl_reaches_stock(fake: Fake, extra: str) -> None:
+    ran = fake.run(
+        f"""
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionImpl
+        from vllm.fake_engine import Engine
+        layer = Engine("attention").worker.model.layers[0]
+        given = []
+        CPUAttentionImpl.forward = lambda self, *args, **named: given.append([args[1:], named])
+        layer.impl.forward(layer, 1, 2, 3, 4, 5, output=6{extra})
+        answer(given=given)
+        """,
+        **BOUND,
+    )
+    named = {"tomorrow": 7} if extra else {}
+    assert ran.answer["given"] == [[[1, 2, 3, 4, 5, 6, None, None], named]]
+
+
+def test_what_another_plugin_registered_over_a_stock_backend_is_told(fake: Fake) -> None:
+    fake.write(
+        "vllm/v1/attention/backends/registry.py",
+        """
+        from enum import Enum
+
+        class AttentionBackendEnum(Enum):
+            CPU_ATTN = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
+
+        _ATTN_OVERRIDES = {AttentionBackendEnum.CPU_ATTN: "theirs.Backend"}
+        """,
+    )
+    ran = fake.serve("attention", first="import vllm.v1.attention.backends.registry", **BOUND)
+    assert "; backend CPU_ATTN is overridden by theirs.Backend;" in ran.said("INFO")[0]
+
+
+def test_a_platforms_method_that_another_plugin_wraps_too_is_told(fake: Fake) -> None:
+    fake.write(
+        "their_plugin.py",
+        """
+        import functools
+
+        def register():
+            from vllm.platforms.cpu import CpuPlatform
+
+            stock = CpuPlatform.get_attn_backend_cls.__func__
+
+            @classmethod
+            @functools.wraps(stock)
+            def wrapped(cls, *args, **kwargs):
+                return stock(cls, *args, **kwargs)
+
+            CpuPlatform.get_attn_backend_cls = wrapped
+        """,
+    )
+    fake.entry_point("theirs", "vllm.general_plugins", "theirs", "their_plugin:register")
+    ran = fake.serve("attention", **BOUND)
+    (layer,) = ran.answer["layers"].values()
+    assert (layer["seam"], layer["calls"]["serving"]) == ("get_attn_backend_cls", 1)
+    note = "get_attn_backend_cls is wrapped by their_plugin too, ours stands before it"
+    assert note in ran.said("INFO")[0]
+
+
 @pytest.mark.parametrize(
     "path",
     ["other_plugin.backend.Backend", "vllm.v1.attention.backends.my__own.Backend", ""],

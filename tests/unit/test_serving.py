@@ -242,6 +242,29 @@ def test_three_events_a_process_reach_the_report(fake: Fake, tmp_path: Path) -> 
     assert len({event["pid"] for event in events}) == 1
 
 
+def test_what_is_passed_to_the_workers_own_methods_reaches_them(fake: Fake) -> None:
+    worker = "v1/worker/gpu_worker.py"
+    fake.edit(worker, "load_dummy_weights=False):", "load_dummy_weights=False, **more):")
+    fake.edit(worker, "def execute_model(self, scheduler_output):", "def execute_model(*given):")
+    fake.edit(worker, "return self.model(list(range(scheduler_output", "return (given[2:], [0]")
+    fake.edit(worker, ".total_num_scheduled_tokens)))", ")")
+    fake.edit(worker, "return self.model([9])", "return more")
+    fake.edit(worker, "sample_tokens(self, grammar_output)", "sample_tokens(self, *more)")
+    fake.edit(worker, ' if grammar_output == "draft" else None', "")
+    ran = fake.run(
+        """
+        from vllm.fake_engine import Engine
+        from vllm.v1.core.sched.output import SchedulerOutput
+        worker = Engine("attention").worker
+        worker.load_model(load_dummy_weights=True, new=7)
+        step, _ = worker.execute_model(SchedulerOutput(1), "more")
+        answer(step=step, sampled=worker.sample_tokens("grammar", "more"))
+        """,
+        **BOTH,
+    )
+    assert ran.answer == {"step": ["more"], "sampled": ["grammar", "more"]}
+
+
 def test_the_steps_of_vllms_warm_up_serve_nobody(fake: Fake) -> None:
     """The V2 model runner warms up by whole steps."""
     before = fake.run(WARM, **BOTH).answer

@@ -90,6 +90,28 @@ def test_with_strict_a_move_stops_the_start(fake: Fake, op: str, asked: dict[str
     assert all(part in last for part in (*EXPECTED[op], "INFERA_VLLM_OPS_DISABLE=1"))
 
 
+def test_a_move_in_a_seam_that_is_not_taken_is_no_warning_and_stops_nothing(fake: Fake) -> None:
+    fake.edit("model_executor/custom_op.py", "_decorated_layer_cls=None", "layer_cls=None")
+    fake.edit("model_executor/custom_op.py", "if _decorated_layer_cls is None", "if not layer_cls")
+    fake.edit("model_executor/custom_op.py", "key, _decorated_layer_cls)", "key, layer_cls)")
+    ran = fake.serve("attention", "modular-moe", INFERA_STRICT="1", **BOTH)
+    assert ran.said("WARNING") == []
+    assert all(layer["bound"] for layer in ran.answer["layers"].values())
+
+
+def test_a_move_in_a_seam_that_is_forced_is_warned_of_and_stops_the_start(fake: Fake) -> None:
+    fake.edit("model_executor/models/registry.py", "self, model_arch, model_cls", "self, arch, cls")
+    fake.edit("model_executor/models/registry.py", "isinstance(model_cls, str)", "True")
+    forced = {**BOTH, "INFERA_MOE_SEAM": "model"}
+    ran = fake.serve("attention", "modular-moe", **forced)
+    (warning,) = ran.said("WARNING")
+    assert "; moe stays stock. Found" in warning
+    assert "_ModelRegistry.register_model(self, arch, cls)" in warning
+    attention, moe = ran.answer["layers"].values()
+    assert (attention["bound"], moe["bound"]) == (True, False)
+    assert fake.run(START.format(layers='"attention"'), INFERA_STRICT="1", **forced).status != 0
+
+
 def test_the_kill_switch_starts_what_strict_would_stop(fake: Fake) -> None:
     ran = move(fake, "attention").run(
         START.format(layers='"attention"'), INFERA_STRICT="1", INFERA_VLLM_OPS_DISABLE="1", **BOTH
