@@ -17,6 +17,7 @@ from infera_compat.errors import OFF_SWITCH, CompatError
 from infera_compat.settings import REPORT, SEAMS, Settings, disabled
 
 FIELDS = {"event", "pid", "process", "role", "rank", "vllm", "steps", "layers", "unknown_layers"}
+LAYER_FIELDS = {"calls", "bound", "shared_with"}
 DEVICES = ("cuda", "cpu")
 PHASES = ("serving", "profile", "capture", "replayed")
 NOT_KNOWN = (
@@ -78,8 +79,10 @@ def read_events(path: Path) -> list[dict[str, Any]]:
             entry = json.loads(line)
             if missing := FIELDS - set(entry):
                 raise ValueError(f"no {', '.join(sorted(missing))}")
-            if not all("calls" in layer and "bound" in layer for layer in entry["layers"]):
-                raise ValueError("layers without their calls")
+            if not all(
+                {"calls", "bound", "shared_with"} <= set(layer) for layer in entry["layers"]
+            ):
+                raise ValueError("layers of another make")
             latest[entry["pid"], entry["process"]] = entry
         except (ValueError, TypeError) as error:
             raise CompatError(
@@ -179,6 +182,8 @@ def _show_layers(entry: dict[str, Any], console: Console) -> None:
     for layer in entry["layers"]:
         calls = layer["calls"]
         seam = layer["seam"] if layer["bound"] else f"stock: {layer['why_not']}"
+        if layer["shared_with"]:
+            seam += f", before {layer['shared_with']}"
         table.add_row(
             *map(escape, (layer["op"], layer["layer"], layer["over"], seam)),
             escape(layer["kernel"] or "–"),

@@ -251,6 +251,11 @@ def test_a_layer_that_is_bound_and_never_fired_is_reported_and_is_its_status(fil
     assert told("--json", "--from", str(file)).status == 1
 
 
+def test_a_layer_that_another_plugin_holds_too_is_told_with_its_name(file: Path) -> None:
+    rewritten(file, lambda entry: entry["layers"][0].update(shared_with="their_plugin"))
+    assert "get_attn_backend_cls, before their_plugin" in told("--from", str(file)).out
+
+
 @pytest.mark.parametrize(
     ("calls", "status"),
     [
