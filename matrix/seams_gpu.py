@@ -3,13 +3,13 @@
 
     python matrix/seams_gpu.py --label "torch 2.11 instead of its own pin" --commit HASH
 
-For each way (the seams that are asked for) and mode (eager; graphs: torch.compile, full CUDA graphs
-for decoding and piecewise ones for the rest, vLLM's own default) one process starts an engine with
-the plugin passing through, then takes it back (Installation.stand_back) and starts a stock engine
-of the same model. Their tokens and logprobs are compared bit by bit; one process more a mode has
-the plugin switched off from its start, and what it answers is the control. In graphs a counter in
-each graph tells which layers were replayed (INFERA_REPORT). Writes the cells into the "gpu" part of
-matrix/results/<release>.json.
+For each way (the seams that are asked for), model and mode (eager; graphs: torch.compile, full CUDA
+graphs for decoding and piecewise ones for the rest, vLLM's own default) one process starts an
+engine with the plugin passing through, then takes it back (Installation.stand_back) and starts a
+stock engine of the same model. Their tokens and logprobs are compared bit by bit. Eager, one
+process more has the plugin switched off from its start; what it answers is the control of the
+stock that was taken back to. In graphs a counter in each graph tells which layers were replayed
+(INFERA_REPORT). Writes the cells into the "gpu" part of matrix/results/<release>.json.
 
 Models: two layers each, random weights with spread logits; see MODELS.
 """
@@ -67,10 +67,12 @@ CAPTURED = [1, 2, 4, 8]
 UNTIMED = {"combo_kernels": False, "benchmark_combo_kernel": False}
 
 
-def all_ways(mode: str) -> list[Way]:
-    """Switched off first, then each pair of seams."""
-    off = Way(None, None, mode, MODELS)
-    return [off, *(Way(attention, moe, mode, models) for attention, moe, models in SEAMS)]
+def starts(mode: str) -> list[Way]:
+    """One start for each pair of seams and model; eager, switched off too, which is the control."""
+    off = [Way(None, None, mode, (model,)) for model in MODELS] if mode == EAGER else []
+    return off + [
+        Way(attention, moe, mode, (model,)) for attention, moe, models in SEAMS for model in models
+    ]
 
 
 def job(way: Way, folder: Path, vocab: dict[str, int], report: bool) -> dict[str, Any]:
@@ -124,23 +126,22 @@ def work(question: Path, answer: Path) -> None:
     for name, one in jobs.items():  # "ours" before "stock", or "stock" alone
         if name == "stock" and "ours" in jobs:
             plugin.current().stand_back("taken back, to compare")
-        models: dict[str, Any] = {}
-        for model in one["models"]:
-            done = generate.generate({**one, "models": [model]})
-            models |= done["models"]
-            _forget_graph_pool()
-        results[name] = {**done, "models": models}
+            _let_capture_again()
+        results[name] = generate.generate(one)
     answer.write_text(json.dumps(results), "utf-8")
 
 
-def _forget_graph_pool() -> None:
-    """Let the next engine of this process have a pool of graphs of its own.
+def _let_capture_again() -> None:
+    """Let the second engine of this process capture graphs, which stock has no provision for.
 
-    Stock keeps one for the process (vllm/platforms/interface.py `get_global_graph_pool`), which is
-    gone with the first engine's graphs: its second engine can't capture.
+    Its pool of graphs is one for the process and gone with the first engine's
+    (vllm/platforms/interface.py `get_global_graph_pool`); the V1 runner forbids capturing once it
+    has captured, for good (vllm/compilation/monitor.py).
     """
+    from vllm.compilation.monitor import set_cudagraph_capturing_enabled
     from vllm.platforms import current_platform
 
+    set_cudagraph_capturing_enabled(True)
     for cls in type(current_platform).__mro__:
         if "_global_graph_pool" in vars(cls):
             cls._global_graph_pool = None
@@ -170,7 +171,8 @@ def run(way: Way, folder: Path, vocab: dict[str, int]) -> dict[str, Any] | str:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    name = "".join(c if c.isalnum() or c in "._" else "-" for c in f"{_release()}-{way.name}")
+    about = f"{_release()}-{way.name}-{way.models[0].name}"
+    name = "".join(c if c.isalnum() or c in "._" else "-" for c in about)
     log = Path(os.environ.get("OUT", own)) / f"{name}.log"
     log.write_text(done.stdout[-200_000:], "utf-8")
     if done.returncode:
@@ -186,7 +188,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "infera-two"))
     parser.add_argument("--commit", default="", help="written into the result")
     parser.add_argument("--label", default="", help="how this differs from the release's own pins")
-    parser.add_argument("--jobs", type=int, default=7, help="processes at a time on the GPU")
+    parser.add_argument("--jobs", type=int, default=16, help="processes at a time on the GPU")
     parser.add_argument("--modes", nargs="+", default=[EAGER, GRAPHS])
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try this on a CPU")
     parser.add_argument("--work", nargs=2, type=Path, help=argparse.SUPPRESS)
@@ -200,7 +202,7 @@ def main() -> None:
     for kind, shape in sizes.items():
         weights.write_model(kind, options.folder / kind, shape)
     vocab = {str(kind): shape.vocab for kind, shape in sizes.items()}
-    todo = [way for mode in options.modes for way in all_ways(mode)]
+    todo = [way for mode in options.modes for way in starts(mode)]
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes = dict(
             zip(todo, pool.map(lambda way: run(way, options.folder, vocab), todo), strict=True)
@@ -231,7 +233,8 @@ def main() -> None:
 def judge(way: Way, outcomes: dict[Way, Any]) -> list[dict[str, Any]]:
     """The cells of a way: bound against the same process taken back, and the control."""
     outcome = outcomes[way]
-    off = next(outcomes[w] for w in outcomes if w.off and w.mode == way.mode)
+    off = next((outcomes[w] for w in outcomes if w.off and w.models == way.models), None)
+    off = off if way.mode == EAGER else None
     if isinstance(outcome, str):
         found = list(cells.of_way(way, {m.name: {} for m in way.models}, outcome))
     else:
@@ -268,8 +271,8 @@ def _replayed(model: dict[str, Any], cell: cells.Cell) -> int:
 
 
 def _control(model: str, outcome: Any, off: Any) -> bool | None:
-    """Whether stock of this process answered as stock of another; None where either failed."""
-    if isinstance(outcome, str) or isinstance(off, str):
+    """Whether stock of this process answered as stock of another; None where that is not known."""
+    if isinstance(outcome, str) or not isinstance(off, dict):
         return None
     here, there = (x["stock"]["models"][model].get("requests") for x in (outcome, off))
     return None if here is None or there is None else bool(here == there)
