@@ -167,6 +167,24 @@ def test_a_model_of_another_architecture_stops_the_start_under_strict(fake: Fake
     assert NOT_REACHED in ran.err.strip().splitlines()[-1]
 
 
+@pytest.mark.parametrize("outer", ["LlamaForCausalLM", "TinyForCausalLM"])
+def test_a_model_inside_another_is_bound_once(fake: Fake, outer: str) -> None:
+    """As in a multimodal model, which asks the registry for the language model that it wraps."""
+    fake.edit(
+        "model_executor/models/tiny.py",
+        "def build(kind, prefix):\n",
+        "def build(kind, prefix):\n"
+        "    if kind == 'nested':\n"
+        "        from vllm.config import VllmConfig\n"
+        "        from vllm.model_executor.models.registry import ModelRegistry\n\n"
+        "        inner = ModelRegistry.resolve_model_cls('Qwen3MoeForCausalLM')\n"
+        "        return inner(vllm_config=VllmConfig(('attention', 'modular-moe')))\n",
+    )
+    ran = fake.serve("nested", architecture=outer, **BOTH)
+    layers = ran.answer["layers"].values()
+    assert [(layer["seam"], layer["calls"]["serving"]) for layer in layers] == [("model", 1)] * 2
+
+
 def test_a_model_class_that_was_resolved_before_is_resolved_anew(fake: Fake) -> None:
     ran = fake.serve(
         "attention",
