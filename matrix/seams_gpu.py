@@ -24,7 +24,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,8 @@ def run(way: Way, folder: Path, vocab: dict[str, int]) -> dict[str, Any] | str:
         "TRITON_CACHE_DIR": str(own / "triton"),
         # Inductor chooses reductions by timing them: two starts of stock may differ without it.
         "TORCHINDUCTOR_DETERMINISTIC": "1",
+        # cuBLAS promises the same result twice only with a workspace of fixed sizes.
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
     if not way.off:
         extra["INFERA_REPORT"] = str(own / "report.jsonl")
@@ -189,7 +191,8 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="written into the result")
     parser.add_argument("--label", default="", help="how this differs from the release's own pins")
     parser.add_argument("--jobs", type=int, default=16, help="processes at a time on the GPU")
-    parser.add_argument("--modes", nargs="+", default=[EAGER, GRAPHS])
+    parser.add_argument("--modes", nargs="+", default=[GRAPHS, EAGER])
+    parser.add_argument("--seams", nargs="+", help="attention seams to ask for, instead of all")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try this on a CPU")
     parser.add_argument("--work", nargs=2, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -203,28 +206,43 @@ def main() -> None:
         weights.write_model(kind, options.folder / kind, shape)
     vocab = {str(kind): shape.vocab for kind, shape in sizes.items()}
     todo = [way for mode in options.modes for way in starts(mode)]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = dict(
-            zip(todo, pool.map(lambda way: run(way, options.folder, vocab), todo), strict=True)
-        )
-    found = [cell for way in todo if not way.off for cell in judge(way, outcomes)]
-    for cell in found:
-        print(f"{cell['mode']:12}{cell['model']:12}{cell['op']:10}{cell['seam']:22}"
-              f"{cell['status']:16}{cell['fired']}/{cell['bound']} of {cell['layers']}  "
-              f"control {cell['control']}  replayed {cell.get('replayed')}  "
-            f"{cell['reason'] or ''}"[:240])  # fmt: skip
-    body = {
-        "gpu_machine": {
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none (CPU)",
-            "torch": torch.__version__,
-            "label": options.label,
-            "commit": options.commit,
-            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-            "models": {kind: dataclasses.asdict(shape) for kind, shape in sizes.items()},
-        },
-        "gpu": found,
+    if options.seams:
+        todo = [way for way in todo if way.attention in options.seams]
+    machine = {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none (CPU)",
+        "torch": torch.__version__,
+        "label": options.label,
+        "commit": options.commit,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "models": {kind: dataclasses.asdict(shape) for kind, shape in sizes.items()},
     }
-    file = options.out / f"{_release()}.json"
+    outcomes: dict[Way, Any] = {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        running = {pool.submit(run, way, options.folder, vocab): way for way in todo}
+        for done in as_completed(running):
+            way = running[done]
+            outcomes[way] = done.result()
+            if not way.off:
+                show(judge(way, outcomes))
+            # After each: a run that is cut short has shown what it has.
+            found = [cell for way in todo if way in outcomes for cell in judge(way, outcomes)]
+            write(options.out / f"{_release()}.json", {"gpu_machine": machine, "gpu": found})
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    """Print cells, a line each."""
+    for cell in found:
+        about = f"{cell['mode']:12}{cell['model']:12}{cell['op']:10}{cell['seam']:22}"
+        fired = f"{cell['fired']}/{cell['bound']} of {cell['layers']}"
+        print(
+            f"{about}{cell['status']:16}{fired}, replayed {cell.get('replayed')}, stock again "
+            f"{cell['control']}  {(cell['reason'] or '')[:160]}",
+            flush=True,
+        )
+
+
+def write(file: Path, body: dict[str, Any]) -> None:
+    """Put `body` into a release's result, and leave the rest of it."""
     before = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({**before, **body}, indent=1) + "\n", "utf-8")
@@ -232,6 +250,8 @@ def main() -> None:
 
 def judge(way: Way, outcomes: dict[Way, Any]) -> list[dict[str, Any]]:
     """The cells of a way: bound against the same process taken back, and the control."""
+    if way.off:
+        return []
     outcome = outcomes[way]
     off = next((outcomes[w] for w in outcomes if w.off and w.models == way.models), None)
     off = off if way.mode == EAGER else None
@@ -242,6 +262,8 @@ def judge(way: Way, outcomes: dict[Way, Any]) -> list[dict[str, Any]]:
     rows = []
     for cell in [*found, *_taken_by_auto(found)]:
         row = {**dataclasses.asdict(cell), "control": _control(cell.model, outcome, off)}
+        if cell.status == cells.FAILED and not isinstance(outcome, str):
+            row["reason"] = f"{cell.reason} ({_first_difference(outcome, cell.model)})"
         if way.mode == GRAPHS and cell.bound and not isinstance(outcome, str):
             row["replayed"] = _replayed(outcome["ours"]["models"][cell.model], cell)
             if cell.status == cells.EQUAL and not row["replayed"]:
@@ -257,6 +279,22 @@ def _taken_by_auto(found: list[cells.Cell]) -> list[cells.Cell]:
         for cell in found
         if cell.seam == AUTO and len(cell.by) == 1 and cell.by[0] in BY_AUTO
     ]
+
+
+def _first_difference(outcome: dict[str, Any], model: str) -> str:
+    """Where two runs of a model part: at token 0 it is the prefill, later a decoding step."""
+    ours, stock = (outcome[name]["models"][model].get("requests", []) for name in ("ours", "stock"))
+    places = [
+        (place, number)
+        for number, (here, there) in enumerate(zip(ours, stock, strict=False))
+        for place, pair in enumerate(zip(here["logprobs"], there["logprobs"], strict=False))
+        if pair[0] != pair[1]
+    ]
+    if not places:
+        return "logprobs are equal"
+    place, number = min(places)
+    requests = len({number for _, number in places})
+    return f"first at token {place} of request {number}; {requests} of {len(ours)} requests differ"
 
 
 def _replayed(model: dict[str, Any], cell: cells.Cell) -> int:
