@@ -38,33 +38,36 @@ def automatic(line: str, op: str, device: str) -> tuple[str, ...]:
     return ("register_oot",) if device == "cpu" and line != "main" else ("modular_kernel",)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "rocm", "xpu"])
 @pytest.mark.parametrize("line", RECORDED)
 def test_automatically_an_op_is_bound_by_its_best_seams(
-    make_fake: Callable[..., Fake], judged: Judged, line: str, device: str
+    make_fake: Callable[..., Fake], judged: Judged, line: str
 ) -> None:
     installation = judged(make_fake(line), attention="passthrough", moe="passthrough")
     for choice in choices(installation):
-        plan = installation.plan(choice, device)
-        assert plan == automatic(line, choice.op, device)
-        others = [seam for seam in SEAMS[choice.op] if seam not in plan]
-        variable = f"INFERA_{choice.op.upper()}_SEAM"
-        assert choice.not_taken == {seam: f"only by {variable}={seam}" for seam in others}
+        for device in ("cpu", "cuda", "rocm", "xpu"):
+            plan = installation.plan(choice, device)
+            assert plan == automatic(line, choice.op, device)
+            others = [seam for seam in SEAMS[choice.op] if seam not in plan]
+            variable = f"INFERA_{choice.op.upper()}_SEAM"
+            assert choice.not_taken == {seam: f"only by {variable}={seam}" for seam in others}
+
+
+def asking(op: str, asked: str, forced: str) -> Choice:
+    return Choice(op, asked, forced, asked if asked == "passthrough" else None, why_not="unasked")
 
 
 @pytest.mark.parametrize("line", RECORDED)
-@pytest.mark.parametrize(
-    ("op", "seam"), [(op, seam) for op, seams in SEAMS.items() for seam in seams]
-)
 def test_a_forced_seam_is_taken_alone_on_every_device(
-    make_fake: Callable[..., Fake], judged: Judged, line: str, op: str, seam: str
+    make_fake: Callable[..., Fake], judged: Judged, line: str
 ) -> None:
-    installation = judged(make_fake(line), **{op: "passthrough", f"{op}_seam": seam})
-    choice = installation.ledger.choices[op]
-    reason = f"INFERA_{op.upper()}_SEAM={seam}"
-    for device in ("cpu", "cuda"):
-        assert installation.plan(choice, device) == (seam,)
-        assert choice.not_taken == {other: reason for other in SEAMS[op] if other != seam}
+    installation = judged(make_fake(line))
+    for op, seams in SEAMS.items():
+        for seam in seams:
+            choice = asking(op, "passthrough", seam)
+            reason = f"INFERA_{op.upper()}_SEAM={seam}"
+            for device in ("cpu", "cuda"):
+                assert installation.plan(choice, device) == (seam,)
+                assert choice.not_taken == {other: reason for other in seams if other != seam}
 
 
 @pytest.mark.parametrize(
@@ -91,10 +94,10 @@ def test_every_seam_has_a_fate_whatever_is_asked_and_whatever_moved(
     fake: Fake, judged: Judged
 ) -> None:
     fake.edit("v1/attention/backend.py", "def forward(", "def forward_(")
+    installation = judged(fake)
     for asked in ("auto", "passthrough", "off"):
         for forced in ("auto", *SEAMS["attention"]):
-            installation = judged(fake, attention=asked, attention_seam=forced)
-            choice = installation.ledger.choices["attention"]
+            choice = asking("attention", asked, forced)
             plan = installation.plan(choice, "cpu")
             assert {*plan, *choice.not_taken} == set(SEAMS["attention"])
             assert not set(plan) & set(choice.not_taken)
