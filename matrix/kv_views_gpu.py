@@ -323,7 +323,9 @@ def main() -> None:
 
     def made(names: Sequence[str]) -> Iterator[dict[str, Any]]:
         config = VllmConfig(device_config=DeviceConfig(device=device))
-        config.model_config = SimpleNamespace(dtype=dtype, is_encoder_decoder=False)
+        config.model_config = SimpleNamespace(
+            dtype=dtype, is_encoder_decoder=False, is_diffusion=False
+        )
         config.cache_config.block_size = PLAIN[0].block_size
         with set_current_vllm_config(config), torch.inference_mode():
             for name in names:
@@ -356,7 +358,7 @@ def main() -> None:
             result["seconds"] = round(time.monotonic() - began, 1)
             options.out.write_text(json.dumps(result, indent=1) + "\n")
     counts = Counter(row["status"] for row in found)
-    odd = [f"{row['backend']} {row['layout']}" for row in found if not row["as_expected"]]
+    odd = [f"{row['backend']} {row.get('layout', '')}" for row in found if not row["as_expected"]]
     print(
         f"{result['release']}: {', '.join(f'{n} {status}' for status, n in counts.items())}; "
         f"other than the table says: {', '.join(odd) or 'none'}"

@@ -6,10 +6,11 @@
 For each way (the seams that are asked for), model and mode (eager; graphs: torch.compile, full CUDA
 graphs for decoding and piecewise ones for the rest, vLLM's own default) one process starts an
 engine with the plugin passing through, then takes it back (Installation.stand_back) and starts a
-stock engine of the same model. Their tokens and logprobs are compared bit by bit. Eager, one
-process more has the plugin switched off from its start; what it answers is the control of the
-stock that was taken back to. In graphs a counter in each graph tells which layers were replayed
-(INFERA_REPORT). Writes the cells into the "gpu" part of matrix/results/<release>.json.
+stock engine of the same model. Their tokens and logprobs are compared bit by bit. One process more
+for each model and mode has the plugin switched off from its start: where it answers unlike the
+stock that was taken back to, two starts of stock differ, and the cell says so. In graphs a counter
+in each graph tells which layers were replayed (INFERA_REPORT). Writes the "gpu" and "gpu_machine"
+parts of <release>.json, which `infera-compat matrix support` takes in.
 
 Models: two layers each, random weights with spread logits; see MODELS.
 """
@@ -68,9 +69,8 @@ UNTIMED = {"combo_kernels": False, "benchmark_combo_kernel": False}
 
 
 def starts(mode: str) -> list[Way]:
-    """One start for each pair of seams and model; eager, switched off too, which is the control."""
-    off = [Way(None, None, mode, (model,)) for model in MODELS] if mode == EAGER else []
-    return off + [
+    """One start for each model switched off, which is the control, and for each pair of seams."""
+    return [Way(None, None, mode, (model,)) for model in MODELS] + [
         Way(attention, moe, mode, (model,)) for attention, moe, models in SEAMS for model in models
     ]
 
@@ -207,12 +207,13 @@ def main() -> None:
     vocab = {str(kind): shape.vocab for kind, shape in sizes.items()}
     todo = [way for mode in options.modes for way in starts(mode)]
     if options.seams:
-        todo = [way for way in todo if way.attention in options.seams]
+        todo = [way for way in todo if way.off or way.attention in options.seams]
     machine = {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none (CPU)",
         "torch": torch.__version__,
         "label": options.label,
         "commit": options.commit,
+        "release": _release(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "models": {kind: dataclasses.asdict(shape) for kind, shape in sizes.items()},
     }
@@ -253,8 +254,8 @@ def judge(way: Way, outcomes: dict[Way, Any]) -> list[dict[str, Any]]:
     if way.off:
         return []
     outcome = outcomes[way]
-    off = next((outcomes[w] for w in outcomes if w.off and w.models == way.models), None)
-    off = off if way.mode == EAGER else None
+    alike = (way.mode, way.models)
+    off = next((outcomes[w] for w in outcomes if w.off and (w.mode, w.models) == alike), None)
     if isinstance(outcome, str):
         found = list(cells.of_way(way, {m.name: {} for m in way.models}, outcome))
     else:
@@ -264,6 +265,8 @@ def judge(way: Way, outcomes: dict[Way, Any]) -> list[dict[str, Any]]:
         row = {**dataclasses.asdict(cell), "control": _control(cell.model, outcome, off)}
         if cell.status == cells.FAILED and not isinstance(outcome, str):
             row["reason"] = f"{cell.reason} ({_first_difference(outcome, cell.model)})"
+            if row["control"] is False:
+                row["status"] = cells.STOCK_DIFFERS
         if way.mode == GRAPHS and cell.bound and not isinstance(outcome, str):
             row["replayed"] = _replayed(outcome["ours"]["models"][cell.model], cell)
             if cell.status == cells.EQUAL and not row["replayed"]:

@@ -143,13 +143,17 @@ def run(
 
 @matrix.command()
 def support(
+    measured: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files that matrix/seams_gpu.py or kv_views_gpu.py wrote on a GPU."),
+    ] = None,
     checkout: Annotated[Path, typer.Option(help="The project's root.")] = Path(),
 ) -> None:
     """Write matrix/SUPPORT.md and the README's table from what is recorded."""
     from infera_compat.cli import matrix as matrix_command
 
     with _told_plainly():
-        status = matrix_command.support(checkout, _console())
+        status = matrix_command.support(checkout, measured or [], _console())
     raise typer.Exit(status)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from infera_compat.matrix import releases
+from infera_compat.matrix import gpu, releases
 from infera_compat.matrix import support as tables
 from infera_compat.matrix.checkout import Checkout
 from infera_compat.matrix.runner import Matrix
@@ -48,8 +48,11 @@ def run(
     return STOPPED if outcome.stopped else int(bool(outcome.bad))
 
 
-def support(root: Path, console: Console) -> int:
-    """Write the tables from what is recorded."""
-    for file in tables.write(Checkout.at(root)):
+def support(root: Path, measured: Sequence[Path], console: Console) -> int:
+    """Take in what a GPU machine measured, and write the tables from what is recorded."""
+    checkout = Checkout.at(root)
+    for file in measured:
+        console.print(f"{file}: taken into {gpu.take(checkout, file)}'s result", highlight=False)
+    for file in tables.write(checkout):
         console.print(str(file), highlight=False)
     return 0

@@ -9,6 +9,7 @@ from typing import Any
 from infera_compat.matrix.ways import AUTO, Model, Way
 
 FAILED = "failed"
+STOCK_DIFFERS = "stock differs"
 NOT_RUN = "not run"
 REFUSED = "refused"
 NOT_APPLICABLE = "not applicable"
@@ -16,6 +17,7 @@ BY_CONTRACT = "by contract only"
 EQUAL = "equal"
 MEANINGS = {
     FAILED: "run: bound, and unlike stock or never run in a serving step; or the process failed",
+    STOCK_DIFFERS: "run: two starts of stock differ themselves, so equality proves nothing",
     NOT_RUN: "nothing is known",
     REFUSED: "run: the seam could not be bound with certainty; the answers are stock's",
     NOT_APPLICABLE: "run: bound, but no layer of the model comes by it; the answers are stock's",

@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from infera_compat.matrix import gpu
 from infera_compat.matrix.cells import NOT_RUN, Cell, of_way, worst
 from infera_compat.matrix.checkout import Checkout
 from infera_compat.matrix.environments import Wheel
@@ -17,8 +18,6 @@ from infera_compat.matrix.ways import COMPILED, MODELS, WAYS, Way
 from infera_compat.settings import SEAMS
 
 Records = Mapping[Way, Record]
-MEASURED_ELSEWHERE = "gpu"
-"""Cells of the same form that another machine measured; kept where a result is written anew."""
 
 
 def result(
@@ -117,7 +116,7 @@ def write(checkout: Checkout, release: str, body: Mapping[str, Any]) -> Path:
     """Write a result, and keep what another machine measured of the release."""
     file = checkout.results / f"{release}.json"
     before = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    kept = {name: before[name] for name in (MEASURED_ELSEWHERE,) if name in before}
+    kept = {name: before[name] for name in gpu.PARTS if name in before}
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps({**body, **kept}, indent=1) + "\n", "utf-8")
@@ -138,7 +137,7 @@ def recorded_cells(body: Mapping[str, Any] | None) -> list[Cell]:
     """The cells of a recorded result, those of other machines too."""
     if body is None:
         return []
-    entries: Sequence[Mapping[str, Any]] = [*body["cells"], *body.get(MEASURED_ELSEWHERE, ())]
+    entries: Sequence[Mapping[str, Any]] = [*body["cells"], *body.get(gpu.CELLS, ())]
     return [_cell(entry) for entry in entries]
 
 

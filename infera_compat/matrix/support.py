@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infera_compat.errors import CompatError
-from infera_compat.matrix import releases, results
+from infera_compat.matrix import gpu, releases, results
 from infera_compat.matrix.cells import (
     BY_CONTRACT,
     EQUAL,
@@ -270,6 +270,7 @@ def _section(release: Release) -> Iterator[str]:
             yield f"- {_flat(entry['what'])}: {_flat(entry['why'])}"
         if not any(column.shows(cell) for column in COLUMNS[-2:] for cell in release.cells):
             yield "- H200: no run of this release is recorded"
+        yield from gpu.told(body)
 
 
 def _what_ran(line: Line, body: Mapping[str, Any] | None) -> str:
