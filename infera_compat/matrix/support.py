@@ -201,8 +201,8 @@ def summary(found: Sequence[Release]) -> str:
 def readme_block(found: Sequence[Release]) -> str:
     """What the README has between its two comments, both included."""
     said = (
-        "How many seams were run and gave stock's tokens and logprobs to the bit, eager on a CPU "
-        "unless it says otherwise. Each one, and why others did not:\n"
+        "How many of the seams that apply were run and gave stock's tokens and logprobs to the "
+        "bit, eager on\na CPU unless it says otherwise. Each one, and why others did not: "
         "[matrix/SUPPORT.md](matrix/SUPPORT.md)."
     )
     return f"{BEGIN}\n{said}\n\n{summary(found)}{END}"
@@ -238,16 +238,17 @@ def _is_recorded(checkout: Checkout, line: Line) -> bool:
 
 
 def _seams(release: Release, ops: Sequence[str], columns: Sequence[Column]) -> str:
-    """How many of the ops' seams are equal in one of the columns; if none, the best status."""
+    """How many of the ops' seams that apply are equal in one of the columns; if none, why not."""
     statuses = {
         (op, seam): {cell.status for column in columns for cell in release.at(op, seam, column)
                      if column.has(op)}
         for op in ops
         for seam in SEAMS[op]
     }  # fmt: skip
-    equal = sum(EQUAL in found for found in statuses.values())
+    applying = [found for found in statuses.values() if found != {NOT_APPLICABLE}]
+    equal = sum(EQUAL in found for found in applying)
     if equal:
-        return f"{equal} of {len(statuses)} seams"
+        return f"{equal} of {len(applying)}"
     return _worst_of(*(status for found in statuses.values() for status in found))
 
 
