@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -296,17 +296,21 @@ class Installation:
             self._salted = bound
 
 
-def pick(release: Release) -> tuple[Shim, Verdict]:
+def pick(
+    release: Release, recorded: Mapping[str, Mapping[str, list[str]]] | None = None
+) -> tuple[Shim, Verdict]:
     """The shim whose contracts all hold; of several, the one that asks for most.
 
     The version only says which is tried first, and which of two that ask for as much. Where none
-    holds whole: the one of which least moved.
+    holds whole: the one of which least moved. recorded: the files of recorded releases by shim,
+    which are not read again; by default those of this wheel.
     """
     shims = _shims()
+    known = shims.recorded() if recorded is None else recorded
     source = Source(release.root)
     tried = []
     for shim in shims.order(release.version):
-        verdict = judge(source, shim.needs, shims.recorded().get(shim.name, {}))
+        verdict = judge(source, shim.needs, known.get(shim.name, {}))
         if verdict.known:
             return shim, verdict
         tried.append((shim, verdict))

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 from rich.console import Console
 
 from infera_compat import release
 from infera_compat.cli import recorded
+from infera_compat.cli.check_screen import show
 from infera_compat.cli.fetch import Unpublished, fetch, unpack
-from infera_compat.cli.recorded import SHIMS, Record
-from infera_compat.contracts import Moved, Need, Verdict, judge
-from infera_compat.definitions import Definition, Source
+from infera_compat.cli.finding import Change, Finding, Seam, Shift, as_dict, changes, public
+from infera_compat.cli.recorded import Record
+from infera_compat.contracts import Need, Verdict
+from infera_compat.definitions import Source
 from infera_compat.errors import CompatError
-from infera_compat.install import OPS
+from infera_compat.install import OPS, pick
 from infera_compat.release import Release
 
 if TYPE_CHECKING:
@@ -34,97 +33,6 @@ WORKER = "worker"
 DEVICES = ("cuda", "cpu")
 NEAR = 2
 """How many published releases are told on either side of one that is not."""
-
-
-class Judgement(Enum):
-    """How a release stands, and what the command says of it."""
-
-    SUPPORTED = "supported"
-    HARMLESS = "supported, these moved harmlessly"
-    REFUSED = "refused, this moved"
-    OUTSIDE = "every contract holds, but it is outside the supported range"
-
-
-@dataclass(frozen=True)
-class Seam:
-    """One seam's own needs, or what all seams of `op` share.
-
-    taken_on: the kinds of device where it is taken unless another is asked for.
-    """
-
-    op: str
-    name: str
-    taken_on: tuple[str, ...]
-    of: int
-    moved: tuple[Moved, ...]
-
-    @property
-    def held(self) -> int:
-        """How many of its needs are met."""
-        return self.of - len(self.moved)
-
-
-@dataclass(frozen=True)
-class Shift:
-    """A need that is not met.
-
-    old: what it was in the nearest recorded release that meets it, `old_release`. elsewhere: where
-    a class or function of that name is now defined, if the file that is looked in has none.
-    """
-
-    moved: Moved
-    old: Definition | None
-    old_release: str | None
-    elsewhere: tuple[str, ...]
-    seams: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Change:
-    """A definition that meets its need and still differs from the nearest recorded release's."""
-
-    symbol: str
-    changes: tuple[str, ...]
-    place: str
-    old_place: str
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A release, judged.
-
-    supported: the releases that are. against: the one of them that `harmless` is told against.
-    """
-
-    release: str
-    shim: str
-    verdict: Verdict
-    supported: tuple[str, ...]
-    against: str
-    seams: tuple[Seam, ...]
-    shifts: tuple[Shift, ...]
-    harmless: tuple[Change, ...]
-    seconds: float = field(compare=False, default=0.0)
-
-    @property
-    def inside(self) -> bool:
-        """Whether the release lies in the supported range."""
-        first, last = Version(self.supported[0]), Version(self.supported[-1])
-        return first <= _public(self.release) <= last
-
-    @property
-    def judgement(self) -> Judgement:
-        """Refused where anything moved, and outside before anything is called supported."""
-        if self.shifts:
-            return Judgement.REFUSED
-        if not self.inside:
-            return Judgement.OUTSIDE
-        return Judgement.HARMLESS if self.harmless else Judgement.SUPPORTED
-
-    @property
-    def status(self) -> int:
-        """The exit status."""
-        return 0 if self.judgement in (Judgement.SUPPORTED, Judgement.HARMLESS) else 1
 
 
 def check(
@@ -159,7 +67,7 @@ def check(
     if as_json:
         print(json.dumps(as_dict(finding), indent=1))
     else:
-        importlib.import_module("infera_compat.cli.check_screen").show(finding, console)
+        show(finding, console)
     return finding.status
 
 
@@ -168,7 +76,7 @@ def find(found: Release, began: float | None = None) -> Finding:
     began = time.monotonic() if began is None else began
     known = recorded.releases()
     source = Source(found.root)
-    shim, verdict = pick(found, source)
+    shim, verdict = pick(found, {})  # every definition is read, known files or not
     name = found.text.partition("+")[0]
     against = nearest(found.version, known)
     return Finding(
@@ -184,22 +92,12 @@ def find(found: Release, began: float | None = None) -> Finding:
     )
 
 
-def pick(found: Release, source: Source) -> tuple[Shim, Verdict]:
-    """What the plugin would pick, but every definition is read, known files or not."""
-    shims = importlib.import_module(SHIMS).order(found.version)
-    tried = [(shim, judge(source, shim.needs, {})) for shim in shims]
-    whole = [pair for pair in tried if not pair[1].moved]
-    if whole:
-        return max(whole, key=lambda pair: pair[1].of)
-    return min(tried, key=lambda pair: len(pair[1].moved))
-
-
 def nearest(version: Version | None, known: Iterable[str]) -> str:
     """The newest of the `known` releases, oldest first, that is not newer; else the oldest."""
     names = list(known)
     if version is None:
         return names[-1]
-    not_newer = [name for name in names if Version(name) <= _public(str(version))]
+    not_newer = [name for name in names if Version(name) <= public(str(version))]
     return (not_newer or names[:1])[-1]
 
 
@@ -208,70 +106,6 @@ def _by_distance(known: Mapping[str, Record], name: str) -> list[Record]:
     names = list(known)
     own = names.index(name)
     return [known[each] for each in sorted(names, key=lambda each: abs(names.index(each) - own))]
-
-
-def changes(old: Definition, new: Definition) -> tuple[str, ...]:
-    """In what two definitions of a symbol differ; where it stands does not count."""
-    given_old, given_new = dict(old.defaults), dict(new.defaults)
-    told = [*_added_and_gone("parameters", old.parameters or (), new.parameters or ())]
-    told += [
-        f"default of {name}: {given_old.get(name, 'none')} → {given_new.get(name, 'none')}"
-        for name in new.parameters or ()
-        if name in (old.parameters or ()) and given_old.get(name) != given_new.get(name)
-    ]
-    for what in ("bases", "members"):
-        told += _added_and_gone(what, getattr(old, what), getattr(new, what))
-    told += _added_and_gone("decorators", old.marks, new.marks)
-    told += [
-        f"{what}: {getattr(old, what)} → {getattr(new, what)}"
-        for what in ("kind", "type")
-        if getattr(old, what) != getattr(new, what)
-    ]
-    return tuple(told)
-
-
-def as_dict(finding: Finding) -> dict[str, Any]:
-    """The finding for a program to read."""
-    return {
-        "release": finding.release,
-        "verdict": finding.judgement.name.lower(),
-        "status": finding.status,
-        "supported": list(finding.supported),
-        "in_supported_range": finding.inside,
-        "shim": finding.shim,
-        "held": finding.verdict.held,
-        "of": finding.verdict.of,
-        "seams": [
-            {
-                "op": seam.op,
-                "seam": seam.name,
-                "taken_on": list(seam.taken_on),
-                "held": seam.held,
-                "of": seam.of,
-                "moved": [moved.need.symbol for moved in seam.moved],
-            }
-            for seam in finding.seams
-        ],
-        "moved": [
-            {
-                "symbol": shift.moved.need.symbol,
-                "why": shift.moved.need.why,
-                "seams": list(shift.seams),
-                "expected": shift.moved.need.describe(),
-                "old": shift.old and shift.old.describe(),
-                "old_release": shift.old_release,
-                "found": shift.moved.found and shift.moved.found.describe(),
-                "elsewhere": list(shift.elsewhere),
-            }
-            for shift in finding.shifts
-        ],
-        "against": finding.against,
-        "moved_harmlessly": [
-            {"symbol": change.symbol, "place": change.place, "changes": list(change.changes)}
-            for change in finding.harmless
-        ],
-        "seconds": finding.seconds,
-    }
 
 
 def parse(asked: str) -> Version:
@@ -310,18 +144,6 @@ def fetched(distribution: str, version: Version, console: Console) -> Release:
             expected="a published release",
             do="Give another one, or --wheel or --root for one that is not there yet.",
         ) from error
-
-
-def _public(text: str) -> Version:
-    return Version(Version(text).public) if _is_version(text) else Version("0")
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
 
 
 def _seams(shim: Shim, verdict: Verdict) -> Iterator[Seam]:
@@ -375,11 +197,3 @@ def _harmless(shim: Shim, verdict: Verdict, source: Source, known: Record) -> It
         differ = changes(old, new)
         if differ:
             yield Change(symbol, differ, new.place, old.place)
-
-
-def _added_and_gone(what: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
-    if tuple(old) == tuple(new):
-        return
-    told = [f"+ {each}" for each in new if each not in old]
-    told += [f"− {each}" for each in old if each not in new]
-    yield f"{what}: {', '.join(told)}" if told else f"{what}: in another order"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from infera_compat.cli.check import Change, Finding, Judgement, Seam, Shift
+from infera_compat.cli.finding import Change, Finding, Judgement, Seam, Shift
 from infera_compat.definitions import Definition
 
 STYLES = {

@@ -12,11 +12,12 @@ from rich.console import Console
 
 from infera_compat import contracts, release
 from infera_compat.cli import recorded
-from infera_compat.cli.check import STOCK, fetched, parse, pick
+from infera_compat.cli.check import STOCK, fetched, parse
 from infera_compat.cli.recorded import CONTRACTS, SHIMS, Record
 from infera_compat.contracts import Need
 from infera_compat.definitions import Definition, Source
 from infera_compat.errors import CompatError
+from infera_compat.install import pick
 from infera_compat.release import Release
 
 FILES = Path("shims/infera_shims/recorded/files.json")
@@ -41,7 +42,7 @@ def record(
     found, owner = _found(version, root, distribution, console)
     name = found.text.partition("+")[0]
     source = Source(found.root)
-    shim, verdict = pick(found, source)
+    shim, verdict = pick(found, {})  # every definition is read, known files or not
     for moved in verdict.moved:
         console.print(f"[red]moved[/] {moved}", highlight=False)
     if verdict.moved:
