@@ -309,9 +309,11 @@ def pick(
     known = shims.recorded() if recorded is None else recorded
     source = Source(release.root)
     tried = []
-    for shim in shims.order(release.version):
+    order = shims.order(release.version)
+    most = max(len(shim.needs) for shim in order)
+    for shim in order:
         verdict = judge(source, shim.needs, known.get(shim.name, {}))
-        if verdict.known:
+        if verdict.known or (not verdict.moved and verdict.of == most):
             return shim, verdict
         tried.append((shim, verdict))
     whole = [pair for pair in tried if not pair[1].moved]
