@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 
 from infera_compat.install import Installation, pick
 from infera_compat.release import Release, installed
