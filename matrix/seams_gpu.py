@@ -75,7 +75,9 @@ def starts(mode: str) -> list[Way]:
     ]
 
 
-def job(way: Way, folder: Path, vocab: dict[str, int], report: bool) -> dict[str, Any]:
+def job(
+    way: Way, folder: Path, vocab: dict[str, int], engine: dict[str, Any], *, report: bool
+) -> dict[str, Any]:
     """What infera_shims.engines.generate is to do for a way."""
     graphs = {
         "enforce_eager": False,
@@ -109,6 +111,7 @@ def job(way: Way, folder: Path, vocab: dict[str, int], report: bool) -> dict[str
                     "gpu_memory_utilization": 0.07,
                     **({"enforce_eager": True} if way.mode == EAGER else graphs),
                     **(options if MOE in model.ops else {}),
+                    **engine,
                 },
             }
             for model in way.models
@@ -147,11 +150,13 @@ def _let_capture_again() -> None:
             cls._global_graph_pool = None
 
 
-def run(way: Way, folder: Path, vocab: dict[str, int]) -> dict[str, Any] | str:
+def run(
+    way: Way, folder: Path, vocab: dict[str, int], engine: dict[str, Any]
+) -> dict[str, Any] | str:
     """Run a way's process; its results by name ("ours", "stock"), or why it failed."""
     own = Path(tempfile.mkdtemp(prefix="infera-way-"))
-    jobs = {} if way.off else {"ours": job(way, folder, vocab, report=True)}
-    jobs["stock"] = job(way, folder, vocab, report=False)
+    jobs = {} if way.off else {"ours": job(way, folder, vocab, engine, report=True)}
+    jobs["stock"] = job(way, folder, vocab, engine, report=False)
     (own / "jobs.json").write_text(json.dumps(jobs), "utf-8")
     extra = {
         **way.switches,
@@ -192,6 +197,8 @@ def main() -> None:
     parser.add_argument("--label", default="", help="how this differs from the release's own pins")
     parser.add_argument("--jobs", type=int, default=16, help="processes at a time on the GPU")
     parser.add_argument("--modes", nargs="+", default=[GRAPHS, EAGER])
+    parser.add_argument("--models", nargs="+", help="models to run, instead of all")
+    parser.add_argument("--engine", type=json.loads, default={}, help="more arguments of LLM, JSON")
     parser.add_argument("--seams", nargs="+", help="attention seams to ask for, instead of all")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try this on a CPU")
     parser.add_argument("--work", nargs=2, type=Path, help=argparse.SUPPRESS)
@@ -208,10 +215,13 @@ def main() -> None:
     todo = [way for mode in options.modes for way in starts(mode)]
     if options.seams:
         todo = [way for way in todo if way.off or way.attention in options.seams]
+    if options.models:
+        todo = [way for way in todo if way.models[0].name in options.models]
     machine = {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none (CPU)",
         "torch": torch.__version__,
         "label": options.label,
+        "engine": options.engine,
         "commit": options.commit,
         "release": _release(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -219,7 +229,9 @@ def main() -> None:
     }
     outcomes: dict[Way, Any] = {}
     with ThreadPoolExecutor(options.jobs) as pool:
-        running = {pool.submit(run, way, options.folder, vocab): way for way in todo}
+        running = {
+            pool.submit(run, way, options.folder, vocab, options.engine): way for way in todo
+        }
         for done in as_completed(running):
             way = running[done]
             outcomes[way] = done.result()
