@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from infera_compat.errors import CompatError
 from infera_compat.matrix import gpu, releases
 from infera_compat.matrix import support as tables
 from infera_compat.matrix.checkout import Checkout
-from infera_compat.matrix.runner import Matrix
+from infera_compat.matrix.runner import Matrix, Outcome
 from infera_compat.matrix.screen import LiveScreen, show
 from infera_shims.engines import child
-
-STOPPED = 130
-"""The status of a program that Ctrl-C ended."""
 
 
 def run(
@@ -27,25 +27,47 @@ def run(
     """Run these releases (none: all), then write the tables.
 
     Returns:
-        0 if no cell failed and none is left unrun, 1 if one is, 130 if it was stopped.
+        0 if no cell failed and none is left unrun, 1 if one is or something could not be written,
+        130 and 143 if Ctrl-C and SIGTERM stopped it.
     """
     checkout = Checkout.at(root)
     lines = releases.chosen(releases.read(checkout.releases), names)
-    screen = LiveScreen(Console(stderr=True) if as_json else console, len(lines), jobs)
-    try:
-        with screen:
-            outcome = Matrix(checkout, screen, jobs=jobs, fresh=fresh).run(lines)
-    except child.ChildError as error:
-        console.print(Text(f"infera-compat matrix stopped: {error}", style="red"), soft_wrap=True)
-        return 1
-    tables.write(checkout)
+    told = Console(stderr=True) if as_json else console
+    with checkout.alone():
+        try:
+            with LiveScreen(told, len(lines), jobs) as screen:
+                outcome = Matrix(checkout, screen, jobs=jobs, fresh=fresh).run(lines)
+        except child.ChildError as error:
+            if as_json:
+                print(json.dumps({"error": {"what": str(error)}}, indent=1))
+            told.print(Text(f"infera-compat matrix stopped: {error}", style="red"), soft_wrap=True)
+            return 1
+        unwritten = _write_tables(checkout)
     if as_json:
-        bad = [{"release": release, **asdict(cell)} for release, cell in outcome.bad]
-        body = {"stopped": outcome.stopped, "cells": outcome.counts(), "bad": bad}
-        print(json.dumps(body, indent=1))
+        print(json.dumps(_as_dict(outcome) | {"tables": unwritten}, indent=1))
     else:
         show(console, outcome)
-    return STOPPED if outcome.stopped else int(bool(outcome.bad))
+    if unwritten is not None:
+        print(f"The tables are not written: {unwritten}", file=sys.stderr)
+    return outcome.status or int(unwritten is not None)
+
+
+def _write_tables(checkout: Checkout) -> str | None:
+    """Write the tables; what keeps them from it is no reason to keep quiet about the run."""
+    try:
+        tables.write(checkout)
+    except (CompatError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _as_dict(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "stopped": outcome.stopped is not None,
+        "cells": outcome.counts(),
+        "failures": outcome.failures,
+        "bad": [{"release": release, **asdict(cell)} for release, cell in outcome.bad],
+    }
 
 
 def support(root: Path, measured: Sequence[Path], console: Console) -> int:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +53,38 @@ class Checkout:
     def cache(self) -> Path:
         """What a run keeps for the next one; not in git."""
         return self.root / ".cache/matrix"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep another run out of what a run writes here, .tox too; CompatError where one is in.
+
+        The lock is the kernel's: it goes with its process, however that ends.
+        """
+        file = self.cache / "lock"
+        try:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            lock = file.open("a+")
+        except OSError as error:
+            raise CompatError(
+                f"{self.cache} can't be written",
+                found=str(error),
+                expected="a folder for what a run keeps",
+                do="Make it writable.",
+            ) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                lock.seek(0)
+                raise CompatError(
+                    f"the matrix runs in {self.root} already",
+                    found=f"process {lock.read().strip() or '(unknown)'}, which holds {file}",
+                    expected="one run at a time in a checkout",
+                    do="Wait for it or end it; or run in another checkout.",
+                ) from error
+            lock.truncate(0)
+            print(os.getpid(), file=lock, flush=True)
+            yield
 
     def commit(self) -> str | None:
         """The commit that is checked out, short; None where git does not know."""

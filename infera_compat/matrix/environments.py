@@ -42,10 +42,11 @@ class Wheel:
     dirty: bool
 
 
-def build(checkout: Checkout) -> Wheel:
+def build(checkout: Checkout, stop: threading.Event) -> Wheel:
     """Build the wheel once, so that every environment gets the same source whatever is edited.
 
-    Raises CompatError where the tools are missing, ChildError where the build fails.
+    Raises CompatError where the tools are missing, ChildError where the build fails, Stopped where
+    `stop` is set meanwhile.
     """
     missing = [tool for tool in TOOLS if importlib.util.find_spec(tool) is None]
     if missing:
@@ -58,7 +59,7 @@ def build(checkout: Checkout) -> Wheel:
     folder = checkout.cache / "wheel"
     shutil.rmtree(folder, ignore_errors=True)
     command = ["build", "--quiet", "--wheel", "--out-dir", str(folder), str(checkout.root)]
-    child.spawn("uv", command, _environment())
+    child.spawn("uv", command, _environment(), stop=stop)
     (file,) = folder.glob("*.whl")
     return Wheel(file, _source(file), checkout.commit(), checkout.dirty())
 

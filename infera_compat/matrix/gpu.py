@@ -5,12 +5,12 @@ Written there by matrix/seams_gpu.py and matrix/kv_views_gpu.py, carried here as
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from infera_compat.errors import CompatError
+from infera_compat.matrix import files
 from infera_compat.matrix.checkout import Checkout
 
 CELLS, MACHINE, KV_VIEWS = "gpu", "gpu_machine", "kv_views"
@@ -23,7 +23,7 @@ def take(checkout: Checkout, file: Path) -> str:
 
     Raises CompatError for a file that neither script wrote, and for a release without a result.
     """
-    body: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    body = files.load(file)
     if CELLS in body and MACHINE in body:
         release = body[MACHINE].get("release") or file.stem
         parts = {CELLS: body[CELLS], MACHINE: body[MACHINE]}
@@ -45,8 +45,7 @@ def take(checkout: Checkout, file: Path) -> str:
             expected="one that `make matrix` wrote",
             do=f'Run make matrix MATRIX="--release {release}" first.',
         )
-    result = json.loads(target.read_text("utf-8")) | parts
-    target.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    files.put_json(target, files.load(target) | parts)
     return str(release)
 
 

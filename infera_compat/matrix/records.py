@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from infera_compat.matrix import files
 from infera_compat.matrix.environments import ALONE, Echo
 from infera_compat.matrix.releases import Line
 from infera_compat.matrix.ways import Way
@@ -63,22 +64,37 @@ class Records:
         self._folder = folder
 
     def find(self, way: Way, key: str) -> Record | None:
-        """A run of this way that ended well and depended on the same; what failed runs again."""
+        """A run of this way that ended well and depended on the same; what failed runs again.
+
+        Raises CompatError where its file is there and holds no record.
+        """
         file = self._file(way)
         if not file.is_file():
             return None
-        record = Record(**json.loads(file.read_text("utf-8")))
-        return record if record.key == key and record.results is not None else None
+        record = _record(file)
+        if record.key != key or record.results is None:
+            return None
+        if set(record.outcome) != {model.name for model in way.models}:
+            raise files.damaged(file, f"models {', '.join(record.outcome)}", f"those of {way.name}")
+        return record
 
     def keep(self, way: Way, record: Record) -> None:
         """Put a record in the place of what was there for its way."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        partial = self._file(way).with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(record)), "utf-8")
-        partial.replace(self._file(way))
+        files.put(self._file(way), json.dumps(asdict(record)))
 
     def _file(self, way: Way) -> Path:
         return self._folder / f"{re.sub(r'[^a-z0-9_]+', '-', way.name)}.json"
+
+
+def _record(file: Path) -> Record:
+    body = files.load(file)
+    try:
+        record = Record(**body)
+        set(record.outcome)
+        float(record.seconds)
+    except (TypeError, KeyError, ValueError) as error:
+        raise files.damaged(file, f"{type(error).__name__}: {error}", "a record") from error
+    return record
 
 
 def run(

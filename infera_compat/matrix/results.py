@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from infera_compat.matrix import gpu
-from infera_compat.matrix.cells import NOT_RUN, Cell, of_way, worst
+from infera_compat.matrix import files, gpu
+from infera_compat.matrix.cells import NOT_RUN, STATUSES, Cell, of_way, worst
 from infera_compat.matrix.checkout import Checkout
 from infera_compat.matrix.environments import Wheel
 from infera_compat.matrix.records import Record
@@ -18,6 +17,9 @@ from infera_compat.matrix.ways import COMPILED, MODELS, WAYS, Way
 from infera_compat.settings import SEAMS
 
 Records = Mapping[Way, Record]
+
+TOLD = ("label", "commit", "dirty", "date", "python", "torch", "cpu", "contracts", "not_run")
+"""The parts of a result that the tables are made of, beside its cells."""
 
 
 def result(
@@ -113,23 +115,37 @@ def not_run(records: Records, obstacle: str | None = None) -> list[dict[str, str
 
 
 def write(checkout: Checkout, release: str, body: Mapping[str, Any]) -> Path:
-    """Write a result, and keep what another machine measured of the release."""
+    """Write a result, and keep what another machine measured of the release.
+
+    Raises CompatError where that can't be read: it would be lost.
+    """
     file = checkout.results / f"{release}.json"
-    before = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    kept = {name: before[name] for name in gpu.PARTS if name in before}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps({**body, **kept}, indent=1) + "\n", "utf-8")
-    partial.replace(file)
+    files.put_json(file, {**body, **measured(checkout, release)})
     return file
 
 
+def measured(checkout: Checkout, release: str) -> dict[str, Any]:
+    """What another machine measured of a release; raises CompatError where that can't be read."""
+    file = checkout.results / f"{release}.json"
+    before = files.load(file) if file.is_file() else {}
+    return {name: before[name] for name in gpu.PARTS if name in before}
+
+
 def read(checkout: Checkout, release: str) -> dict[str, Any] | None:
-    """The recorded result of a release, or None."""
+    """The recorded result of a release, or None; raises CompatError where it is not whole."""
     file = checkout.results / f"{release}.json"
     if not file.is_file():
         return None
-    body: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    body = files.load(file)
+    missing = [name for name in ("cells", *TOLD) if name not in body]
+    if missing:
+        raise files.damaged(file, f"no {', '.join(missing)}", "the result of a release")
+    try:
+        unknown = {cell.status for cell in recorded_cells(body)} - set(STATUSES)
+    except (TypeError, AttributeError) as error:
+        raise files.damaged(file, str(error), "cells, each with all its parts") from error
+    if unknown:
+        raise files.damaged(file, f"a cell is {unknown}", f"one of {', '.join(STATUSES)}")
     return body
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Protocol
 
+from infera_compat.errors import CompatError
 from infera_compat.matrix import records, results
 from infera_compat.matrix.cells import FAILED, NOT_RUN, Cell
 from infera_compat.matrix.checkout import Checkout
@@ -18,6 +22,9 @@ from infera_compat.matrix.records import Record, Records
 from infera_compat.matrix.releases import Line
 from infera_compat.matrix.ways import MODELS, WAYS, Way
 from infera_shims.engines import child
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What stops a run: Ctrl-C, and `kill`."""
 
 
 class Screen(Protocol):
@@ -32,13 +39,28 @@ class Screen(Protocol):
     def failed(self, line: Line, what: str, reason: str) -> None:
         """A release can't go on."""
 
+    def again(self, line: Line, what: str, reason: str) -> None:
+        """A way is run again though it was recorded."""
+
 
 @dataclass
 class Outcome:
-    """What a run of the matrix came to: the cells of each release, and whether it was stopped."""
+    """What a run of the matrix came to.
+
+    cells: of each release. failures: why a release could not go on, or be written. stopped: the
+    signal that ended it.
+    """
 
     cells: dict[str, list[Cell]] = field(default_factory=dict)
-    stopped: bool = False
+    failures: dict[str, str] = field(default_factory=dict)
+    stopped: signal.Signals | None = None
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 only where all ran and is written, 1 where not, or the signal's."""
+        if self.stopped is not None:
+            return 128 + self.stopped
+        return int(bool(self.bad or self.failures or not self.cells))
 
     @property
     def bad(self) -> list[tuple[str, Cell]]:
@@ -71,9 +93,19 @@ class Matrix:
     def run(self, lines: Sequence[Line]) -> Outcome:
         """Run these releases, newest first, and write each one's result as it grows.
 
-        Raises CompatError or ChildError where nothing can be run at all.
+        Ends early on a signal of SIGNALS: the engines too, and what is recorded stays. Raises
+        CompatError or ChildError where nothing can be run at all.
         """
-        wheel = build(self.checkout)
+        with self._stopped_by_signals(), suppress(child.Stopped):
+            self._run(lines)
+        if self.outcome.stopped is None:
+            for line in lines:  # a thread that died leaves some: nobody knows of them
+                unknown = results.cells({}, "its thread ended before it")
+                self.outcome.cells.setdefault(line.release, unknown)
+        return self.outcome
+
+    def _run(self, lines: Sequence[Line]) -> None:
+        wheel = build(self.checkout, self.stop)
         environments = Environments(self.checkout, wheel, self.stop)
         waiting: queue.SimpleQueue[Line] = queue.SimpleQueue()
         for line in reversed(lines):
@@ -84,15 +116,23 @@ class Matrix:
         ]
         for thread in threads:
             thread.start()
+        for thread in threads:
+            thread.join()
+
+    @contextmanager
+    def _stopped_by_signals(self) -> Iterator[None]:
+        """Handlers of our own: what a shell starts in the background has SIGINT ignored."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self.outcome.stopped = signal.Signals(number)
+            self.stop.set()
+
+        before = {number: signal.signal(number, stop) for number in SIGNALS}
         try:
-            for thread in threads:
-                thread.join()
-        except KeyboardInterrupt:
-            self.stop.set()  # ends the engines; what is recorded stays
-            for thread in threads:
-                thread.join()
-            self.outcome.stopped = True
-        return self.outcome
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _work(
         self,
@@ -125,21 +165,42 @@ class _Run:
         self._obstacle: str | None = None
 
     def go(self) -> None:
-        """Run what is not recorded; the result is written after each way."""
-        screen = self._matrix.screen
-        for way in () if self._matrix.fresh else WAYS:
-            record = self._kept.find(way, self._keys[way])
-            if record is not None:
-                self._found[way] = record
-                screen.end(self._slot, self._line, way.name, way.mode, record)
+        """Run what is not recorded; the result is written after each way.
+
+        Raises nothing, since its thread has other releases to run: what fails, fails this one.
+        """
         try:
+            results.measured(self._matrix.checkout, self._line.release)  # or hours would be lost
+            self._find_recorded()
             self._run_missing()
         except child.Stopped:
             pass
         except child.ChildError as error:
-            self._obstacle = records.cause(str(error).splitlines()) or str(error).splitlines()[0]
-            screen.failed(self._line, "environment", str(error))
-        self._write()
+            reason = records.cause(str(error).splitlines()) or str(error).splitlines()[0]
+            self._fail("environment", reason, str(error))
+        except Exception as error:  # noqa: BLE001
+            self._fail("stopped", _told(error))
+        try:
+            self._write()
+        except Exception as error:  # noqa: BLE001
+            if self._obstacle is None:
+                self._fail("result", _told(error))
+
+    def _fail(self, what: str, reason: str, told: str | None = None) -> None:
+        self._obstacle = self._matrix.outcome.failures[self._line.release] = reason
+        self._matrix.screen.failed(self._line, what, told or reason)
+
+    def _find_recorded(self) -> None:
+        screen = self._matrix.screen
+        for way in () if self._matrix.fresh else WAYS:
+            try:
+                record = self._kept.find(way, self._keys[way])
+            except CompatError as error:
+                screen.again(self._line, way.name, f"{error.what}: {error.found}")
+                continue
+            if record is not None:
+                self._found[way] = record
+                screen.end(self._slot, self._line, way.name, way.mode, record)
 
     def _run_missing(self) -> None:
         missing = [way for way in WAYS if way not in self._found]
@@ -168,9 +229,9 @@ class _Run:
     def _write(self) -> None:
         checkout, release = self._matrix.checkout, self._line.release
         found = {way: self._found[way] for way in WAYS if way in self._found}
+        self._matrix.outcome.cells[release] = results.cells(found, self._obstacle)
         body = results.result(self._line, self._wheel, found, self._obstacle)
         results.write(checkout, release, body)
-        self._matrix.outcome.cells[release] = results.cells(found, self._obstacle)
 
 
 def _keep_to(slot: int, jobs: int) -> None:
@@ -183,3 +244,10 @@ def _keep_to(slot: int, jobs: int) -> None:
     share = allowed[slot::jobs]
     if share:
         os.sched_setaffinity(0, share)
+
+
+def _told(error: Exception) -> str:
+    """What happened, in a line."""
+    if isinstance(error, CompatError):
+        return f"{error.what}. Found: {error.found}. {error.do}"
+    return f"{type(error).__name__}: {error}"

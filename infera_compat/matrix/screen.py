@@ -135,6 +135,11 @@ class LiveScreen:
         with self._lock:
             self._say(f"{line.release}  {what}: {reason}", bad=True)
 
+    def again(self, line: Line, what: str, reason: str) -> None:
+        """A way is run again though it was recorded."""
+        with self._lock:
+            self._say(f"{line.release}  {what}: run again, {reason}", bad=True)
+
     def _say(self, text: str, bad: bool) -> None:
         self._console.print(Text(text, style="red" if bad else ""), soft_wrap=True)
 
@@ -146,12 +151,14 @@ def show(console: Console, outcome: Outcome) -> None:
         told = ", ".join(f"{counts[status]} {status}" for status in reversed(STATUSES)
                          if status in counts)  # fmt: skip
         console.print(Text(f"{release:8} {told}"), soft_wrap=True)
+    for release, reason in outcome.failures.items():
+        console.print(Text(f"{release:8} failed: {reason}", style="red"), soft_wrap=True)
     for release, cell in outcome.bad:
         about = f"{release}  {cell.op} by {cell.seam}, {cell.model}, {cell.mode}"
         console.print(Text(f"{cell.status}: {about}: {cell.reason}", style="red"), soft_wrap=True)
-    if outcome.stopped:
+    if outcome.stopped is not None:
         console.print(Text("Stopped. The next run goes on from here.", style="bold red"))
-    elif not outcome.bad:
+    elif outcome.status == 0:
         console.print(
             Text(
                 "All that was bound fired, and gave stock's tokens and logprobs to the bit.",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from infera_compat.errors import CompatError
-from infera_compat.matrix import gpu, releases, results
+from infera_compat.matrix import files, gpu, releases, results
 from infera_compat.matrix.cells import (
     BY_CONTRACT,
     EQUAL,
@@ -227,14 +226,14 @@ def write(checkout: Checkout) -> tuple[Path, Path]:
     found = known(checkout)
     support, readme = checkout.root / "matrix/SUPPORT.md", checkout.root / "README.md"
     text = in_readme(readme.read_text("utf-8"), readme_block(found))
-    support.write_text(document(found), "utf-8")
-    readme.write_text(text, "utf-8")
+    files.put(support, document(found))
+    files.put(readme, text)
     return support, readme
 
 
 def _is_recorded(checkout: Checkout, line: Line) -> bool:
     file = checkout.contracts / f"{line.release}.json"
-    return file.is_file() and json.loads(file.read_text("utf-8"))["shim"] == line.shim
+    return file.is_file() and files.load(file).get("shim") == line.shim
 
 
 def _seams(release: Release, ops: Sequence[str], columns: Sequence[Column]) -> str:

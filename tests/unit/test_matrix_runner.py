@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infera_compat.errors import CompatError
-from infera_compat.matrix import cells, environments, records, runner
+from infera_compat.matrix import cells, environments, files, records, runner
 from infera_compat.matrix.checkout import Checkout
 from infera_compat.matrix.environments import Wheel
-from infera_compat.matrix.records import Record
+from infera_compat.matrix.records import Record, Records
 from infera_compat.matrix.releases import Line, chosen, read
 from infera_compat.matrix.runner import Matrix, Outcome
 from infera_compat.matrix.ways import COMPILED, EAGER, WAYS, Way
@@ -34,6 +37,7 @@ class Silent:
     def __init__(self) -> None:
         self.ended: list[str] = []
         self.failures: list[str] = []
+        self.repeated: list[str] = []
 
     def begin(self, slot: int, line: Line, what: str, mode: str | None) -> Any:
         return lambda text: None
@@ -43,6 +47,9 @@ class Silent:
 
     def failed(self, line: Line, what: str, reason: str) -> None:
         self.failures.append(line.release)
+
+    def again(self, line: Line, what: str, reason: str) -> None:
+        self.repeated.append(what)
 
 
 def outcome_of(way: Way) -> dict[str, Any]:
@@ -81,7 +88,7 @@ def wheel(source: str) -> Wheel:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     (tmp_path / "matrix").mkdir()
     (tmp_path / "matrix/releases.toml").write_text(LIST)
-    monkeypatch.setattr(runner, "build", lambda checkout: wheel("source"))
+    monkeypatch.setattr(runner, "build", lambda checkout, stop: wheel("source"))
     monkeypatch.setattr(runner.Environments, "make", lambda self, line, echo: "python")
     monkeypatch.setattr(runner.Environments, "models", lambda self, python, kinds, echo: {})
     monkeypatch.setattr(runner, "_keep_to", lambda slot, jobs: None)
@@ -142,7 +149,7 @@ def test_other_source_runs_again(
 ) -> None:
     run(checkout)
     engines.clear()
-    monkeypatch.setattr(runner, "build", lambda checkout: wheel("other"))
+    monkeypatch.setattr(runner, "build", lambda checkout, stop: wheel("other"))
     run(checkout)
     assert len(engines) == 2 * len(WAYS)
 
@@ -196,22 +203,153 @@ def test_stopped_the_rest_of_the_ways_say_so(
     assert statuses == {(EAGER, cells.EQUAL), (COMPILED, cells.NOT_RUN)}
 
 
-def test_ctrl_c_ends_the_engines_and_keeps_what_is_recorded(
-    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def ignored() -> Iterator[None]:
+    """What a shell starts in the background: SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ignored")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_engines_and_keeps_what_is_recorded(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     def interrupted(way: Way, key: str, *rest: Any) -> Record:
         if way is WAYS[0]:
             return Record(key, "2026-01-01", 1.0, outcome_of(way))
         stop = rest[-1]
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         assert stop.wait(30)
         raise child.Stopped
 
     monkeypatch.setattr(records, "run", interrupted)
     outcome = run(checkout)
-    assert outcome.stopped
+    assert (outcome.stopped, outcome.status) == (number, 128 + number)
     assert list(outcome.cells) == ["0.32.0"]
     assert [way["name"] for way in body(checkout, "0.32.0")["ways"]] == [WAYS[0].name]
+
+
+def test_handlers_of_signals_are_put_back(checkout: Checkout, engines: list[str]) -> None:
+    before = [signal.getsignal(number) for number in runner.SIGNALS]
+    run(checkout)
+    assert [signal.getsignal(number) for number in runner.SIGNALS] == before
+
+
+def test_stopped_while_the_wheel_is_built_nothing_is_run(
+    checkout: Checkout, engines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(checkout: Checkout, stop: Any) -> Wheel:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(30)
+        raise child.Stopped
+
+    monkeypatch.setattr(runner, "build", build)
+    assert (run(checkout).status, engines) == (143, [])
+
+
+def spoilt(file: Path, how: str) -> None:
+    text = file.read_text()
+    if how == "one more field":
+        text = json.dumps(json.loads(text) | {"more": 1})
+    elif how == "other models":
+        text = json.dumps(json.loads(text) | {"results": {"models": {}}})
+    else:
+        text = {"truncated": text[:-9], "a list": "[]", "empty": ""}[how]
+    file.write_text(text)
+
+
+@pytest.mark.parametrize("how", ["truncated", "one more field", "other models", "a list", "empty"])
+def test_a_damaged_record_is_run_again_and_said_so(
+    checkout: Checkout, engines: list[str], how: str
+) -> None:
+    run(checkout)
+    engines.clear()
+    spoilt(Records(checkout.cache / "0.32.0")._file(WAYS[2]), how)
+    screen = Silent()
+    outcome = Matrix(checkout, screen, jobs=1, fresh=False).run(read(checkout.releases))
+    assert (engines, screen.repeated) == ([WAYS[2].name], [WAYS[2].name])
+    assert outcome.status == 0
+
+
+@pytest.mark.parametrize("how", ["truncated", "a list", "empty"])
+def test_a_damaged_result_fails_its_release_alone_and_is_left_as_it_is(
+    checkout: Checkout, engines: list[str], how: str
+) -> None:
+    run(checkout)
+    engines.clear()
+    file = checkout.results / "0.32.0.json"
+    spoilt(file, how)
+    before = file.read_text()
+    outcome = run(checkout, fresh=True)
+    assert (outcome.status, list(outcome.failures)) == (1, ["0.32.0"])
+    assert "0.32.0.json is damaged" in outcome.failures["0.32.0"]
+    assert file.read_text() == before
+    assert engines == [way.name for way in WAYS]
+
+
+@pytest.mark.parametrize("place", ["keep", "write"])
+def test_a_full_disk_fails_its_release_and_the_others_go_on(
+    checkout: Checkout, engines: list[str], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    put = files.put
+
+    def full(file: Path, text: str) -> None:
+        if ("0.32.0" in file.parent.name) if place == "keep" else file.name == "0.32.0.json":
+            raise OSError(28, "No space left on device")
+        put(file, text)
+
+    monkeypatch.setattr(files, "put", full)
+    outcome = run(checkout)
+    assert (outcome.status, list(outcome.failures)) == (1, ["0.32.0"])
+    assert "No space left" in outcome.failures["0.32.0"]
+    assert {cell.status for cell in outcome.cells["0.31.0"]} == {cells.EQUAL}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_release_whose_thread_died_is_not_run(
+    checkout: Checkout, engines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(self: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(runner._Run, "go", die)
+    outcome = run(checkout)
+    assert outcome.status == 1
+    assert {cell.status for _, cell in outcome.bad} == {cells.NOT_RUN}
+
+
+def test_nothing_run_is_no_success() -> None:
+    assert Outcome().status == 1
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from infera_compat.matrix.checkout import Checkout
+with Checkout(Path(sys.argv[1])).alone():
+    print("in", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_run_in_a_checkout_is_refused_until_the_first_is_gone(checkout: Checkout) -> None:
+    command = [sys.executable, "-c", HOLD, str(checkout.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"in\n"
+        with pytest.raises(CompatError, match=f"Found: process {first.pid}"), checkout.alone():
+            pass
+        first.kill()
+    with checkout.alone():
+        assert (checkout.cache / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_cache_that_cannot_be_written_is_told_plainly(checkout: Checkout) -> None:
+    (checkout.root / ".cache").write_text("a file")
+    with pytest.raises(CompatError, match=r"matrix can't be written"), checkout.alone():
+        pass
 
 
 def test_an_unknown_release_is_refused(checkout: Checkout) -> None:
