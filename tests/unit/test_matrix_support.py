@@ -6,11 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infera_compat.errors import CompatError
-from infera_compat.matrix import cells, results, support
+from infera_compat.matrix import cells, releases, results, support
 from infera_compat.matrix.cells import Cell
 from infera_compat.matrix.checkout import Checkout
 from infera_compat.matrix.ways import COMPILED, EAGER
@@ -155,3 +156,60 @@ def test_a_readme_without_a_place_is_left_alone(checkout: Checkout) -> None:
     with pytest.raises(CompatError, match="no place for the matrix"):
         support.write(checkout)
     assert not (checkout.root / "matrix/SUPPORT.md").exists()
+
+
+def broken(body: dict[str, Any], how: str) -> str:
+    if how == "truncated":
+        return json.dumps(body)[:-40]
+    if how == "no label":
+        del body["label"]
+    elif how == "a cell without its seam":
+        del body["cells"][0]["seam"]
+    else:
+        body["cells"][0]["status"] = "splendid"
+    return json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    "how", ["truncated", "no label", "a cell without its seam", "an unknown status"]
+)
+def test_a_result_that_is_not_whole_is_told_plainly_and_nothing_is_written(
+    checkout: Checkout, how: str
+) -> None:
+    record(checkout, [Cell("moe", "model", "qwen3_moe", EAGER, cells.EQUAL)])
+    file = checkout.results / "0.33.0.json"
+    file.write_text(broken(json.loads(file.read_text()), how))
+    with pytest.raises(CompatError, match=r"0\.33\.0\.json is damaged"):
+        support.write(checkout)
+    assert not (checkout.root / "matrix/SUPPORT.md").exists()
+
+
+def test_a_contract_that_is_cut_off_is_told_plainly(checkout: Checkout) -> None:
+    (checkout.contracts / "0.32.0.json").write_text('{"shim": "ma')
+    with pytest.raises(CompatError, match=r"0\.32\.0\.json is damaged"):
+        support.write(checkout)
+
+
+LINE = '[release]\n"0.32.0" = {{ shim = "{}", torch = "t"{} }}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (LINE.format("main", ', cpus = "x"'), "0.32.0: cpus"),
+        (LINE.format("mian", ', cpu = "x"'), "0.32.0: shim 'mian'"),
+        (LINE.format("main", ""), "0.32.0: neither"),
+        (LINE.format("main", ', python = "x"'), "0.32.0: python"),
+        (LINE.format("main", ", cpu = 1"), "0.32.0: "),
+        ('[release]\n"0.32.0" = { torch = "t", cpu = "x" }', "0.32.0: no shim"),
+        ("[releases]\n", r"\[releases\]"),
+        ("", "nothing"),
+        ("[release", "."),
+    ],
+)
+def test_a_slip_in_the_list_of_releases_is_told_plainly(
+    checkout: Checkout, text: str, found: str
+) -> None:
+    checkout.releases.write_text(text)
+    with pytest.raises(CompatError, match=f"is not the list of releases. Found: {found}"):
+        releases.read(checkout.releases)
