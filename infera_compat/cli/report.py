@@ -17,9 +17,15 @@ from infera_compat.errors import OFF_SWITCH, CompatError
 from infera_compat.settings import REPORT, SEAMS, Settings, disabled
 
 FIELDS = {"event", "pid", "process", "role", "rank", "vllm", "steps", "layers", "unknown_layers"}
-LAYER_FIELDS = {"calls", "bound", "shared_with"}
+LAYER_FIELDS = {
+    *("op", "layer", "over", "seam", "kernel"),
+    *("calls", "bound", "why_not", "shared_with"),
+}
 DEVICES = ("cuda", "cpu")
 PHASES = ("serving", "profile", "capture", "replayed")
+PLUGIN = "infera_compat"
+"""Our entry points' name: what VLLM_PLUGINS, where it is set, must have among its names."""
+
 NOT_KNOWN = (
     "not known yet: layers are known where a model is built (INFERA_REPORT=file, then --from)"
 )
@@ -28,12 +34,14 @@ NOT_KNOWN = (
 def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
     """Report on the installed vLLM and the settings in `environ`; 0 if every contract holds."""
     off = disabled(environ)
-    installation = install.Installation(Settings.read(environ, install.KERNELS))
+    installation = install.Installation(_settings(environ, off))
     installation.judge()
     plans = {op: _plans(installation, op) for op in install.OPS}
     found = installation.as_json()
     facts = {
         "disabled": off,
+        "loaded": _loaded(environ),
+        "misspelt": dict(installation.settings.misspelt),
         **{
             key: found[key]
             for key in ("infera_compat", "vllm", "distribution", "shim", "contracts")
@@ -51,6 +59,22 @@ def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
     else:
         _show_here(facts, str(installation.release), console)
     return 1 if found["contracts"]["moved"] else 0
+
+
+def _settings(environ: Mapping[str, str], off: bool) -> Settings:
+    """The settings; switched off, nothing reads them, so a bad one stops no start."""
+    try:
+        return Settings.read(environ, install.KERNELS)
+    except CompatError:
+        if not off:
+            raise
+        return Settings()
+
+
+def _loaded(environ: Mapping[str, str]) -> bool:
+    """Whether vLLM will load us: it compares the names in VLLM_PLUGINS to the letter."""
+    allowed = environ.get("VLLM_PLUGINS")
+    return allowed is None or PLUGIN in allowed.split(",")
 
 
 def from_file(path: Path, as_json: bool, console: Console) -> int:
@@ -79,9 +103,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
             entry = json.loads(line)
             if missing := FIELDS - set(entry):
                 raise ValueError(f"no {', '.join(sorted(missing))}")
-            if not all(
-                {"calls", "bound", "shared_with"} <= set(layer) for layer in entry["layers"]
-            ):
+            if not all(map(_is_layer, entry["layers"])):
                 raise ValueError("layers of another make")
             latest[entry["pid"], entry["process"]] = entry
         except (ValueError, TypeError) as error:
@@ -91,7 +113,18 @@ def read_events(path: Path) -> list[dict[str, Any]]:
                 expected=f"a JSON object with {', '.join(sorted(FIELDS))}",
                 do=f"Give the file that {REPORT} named.",
             ) from error
+    if not latest:
+        raise CompatError(
+            "there is no report to read",
+            found=f"nothing in {path}",
+            expected="a line of each process of a run",
+            do=f"Run vLLM with {REPORT}={path}, and look whether it loads infera-compat.",
+        )
     return list(latest.values())
+
+
+def _is_layer(layer: Any) -> bool:
+    return set(layer) >= LAYER_FIELDS and set(layer["calls"]) >= set(PHASES)
 
 
 def unfired(entry: Mapping[str, Any]) -> list[str]:
@@ -116,9 +149,20 @@ def _show_here(facts: dict[str, Any], release: str, console: Console) -> None:
     )
     if facts["disabled"]:
         console.print(f"[yellow]{OFF_SWITCH}: all of it is switched off, vLLM runs stock.[/]")
+    if not facts["loaded"]:
+        console.print(
+            f"[yellow]VLLM_PLUGINS is set and does not name {PLUGIN}: vLLM will not load us, and "
+            "runs stock.[/]",
+            soft_wrap=True,
+        )
+    for name, likely in facts["misspelt"].items():
+        said = f"{name} is set and means nothing; did you mean {likely}?"
+        console.print(f"[yellow]{escape(said)}[/]", soft_wrap=True)
     for moved in contracts["moved"]:
         console.print(f"  [red]moved[/] {escape(moved)}", highlight=False, soft_wrap=True)
-    table = Table("op", "asked", "kernel", "seam", "")
+    table = Table("op", "asked", "kernel")
+    table.add_column("seam", no_wrap=True)
+    table.add_column("", overflow="fold")
     for op, choice in facts["ops"].items():
         table.add_section()
         table.add_row(

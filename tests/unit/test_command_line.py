@@ -192,6 +192,40 @@ def test_an_unknown_setting_is_told_plainly(fake: Fake) -> None:
     assert "Traceback" not in ran.err
 
 
+def test_an_unknown_setting_is_told_to_a_program_as_json(fake: Fake) -> None:
+    ran = cli(fake, "report", "--json", INFERA_MOE="nonsense")
+    assert (ran.status, json.loads(ran.out)["error"]["what"]) == (2, "INFERA_MOE is not known")
+
+
+def test_switched_off_an_unknown_setting_is_no_error(fake: Fake) -> None:
+    ran = cli(fake, "report", INFERA_MOE="nonsense", INFERA_VLLM_OPS_DISABLE="1")
+    assert (ran.status, "all of it is switched off" in ran.out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "loaded"),
+    [("", False), ("other", False), (" infera_compat", False), ("other,infera_compat", True)],
+)
+def test_it_says_whether_vllm_will_load_it(fake: Fake, allowed: str, loaded: bool) -> None:
+    facts = json.loads(cli(fake, "report", "--json", VLLM_PLUGINS=allowed).out)
+    assert facts["loaded"] is loaded
+    said = "vLLM will not load us" in cli(fake, "report", VLLM_PLUGINS=allowed).out
+    assert said is not loaded
+
+
+def test_a_misspelt_variable_is_told(fake: Fake) -> None:
+    name, likely = "INFERA_ATENTION", "INFERA_ATTENTION"
+    facts = json.loads(cli(fake, "report", "--json", **{name: "off"}).out)
+    assert facts["misspelt"] == {name: likely}
+    said = cli(fake, "report", **{name: "off"}).out
+    assert f"{name} is set and means nothing; did you mean {likely}?" in said
+
+
+def test_no_seams_name_is_cut_on_a_narrow_screen(fake: Fake) -> None:
+    shown = fake.run(MAIN.format(""), "report", COLUMNS="60", TERM="dumb").out
+    assert [seam for op in SEAMS for seam in SEAMS[op] if seam not in shown] == []
+
+
 def test_the_version_is_told_without_anything_else(fake: Fake) -> None:
     assert cli(fake, "--version").out == "infera-compat 0.1.0\n"
 
@@ -300,6 +334,7 @@ TRUNCATED = '{"event": "served", "pid": 1, "process": "Main'
         pytest.param(
             b'{"pid": 1, "process": "nginx", "msg": "x"}\n', "line 1 of", id="another's JSON"
         ),
+        pytest.param(b"", "nothing in", id="empty"),
         pytest.param(b"\x89PNG\r\n\x1a\n\x00\xff\n", "line 1 of", id="no text"),
     ],
 )
@@ -313,6 +348,19 @@ def test_a_file_that_is_none_of_ours_is_told_plainly(
     assert ran.status == 2
     assert words in ran.err
     assert str(path) in ran.err
+
+
+@pytest.mark.parametrize("part", ["calls", "over", "why_not"])
+def test_a_layer_that_lacks_a_part_is_told_plainly(file: Path, part: str) -> None:
+    rewritten(file, lambda entry: entry["layers"][0].pop(part))
+    ran = told("--from", str(file))
+    assert (ran.status, "layers of another make" in ran.err) == (2, True)
+
+
+def test_a_layer_that_lacks_a_count_is_told_plainly(file: Path) -> None:
+    rewritten(file, lambda entry: entry["layers"][0]["calls"].pop("serving"))
+    ran = told("--from", str(file))
+    assert (ran.status, "layers of another make" in ran.err) == (2, True)
 
 
 def test_a_line_that_was_cut_off_is_named_by_its_number(file: Path) -> None:
