@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from infera_compat.cli import matrix
 from infera_compat.errors import CompatError
-from infera_compat.matrix import cells, environments, files, records, runner
+from infera_compat.matrix import cells, environments, files, records, runner, support
 from infera_compat.matrix.checkout import Checkout
 from infera_compat.matrix.environments import Wheel
 from infera_compat.matrix.records import Record, Records
@@ -350,6 +352,46 @@ def test_a_cache_that_cannot_be_written_is_told_plainly(checkout: Checkout) -> N
     (checkout.root / ".cache").write_text("a file")
     with pytest.raises(CompatError, match=r"matrix can't be written"), checkout.alone():
         pass
+
+
+@pytest.fixture
+def readme(checkout: Checkout) -> Path:
+    file = checkout.root / "README.md"
+    file.write_text(f"{support.BEGIN}\n{support.END}\n")
+    return file
+
+
+def command(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    status = matrix.run(checkout.root, [], 1, False, True, Console())
+    return status, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("readme", "engines")
+def test_the_command_ends_well_where_all_ran_and_is_written(
+    checkout: Checkout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = command(checkout, capsys)
+    assert (status, said["failures"], said["tables"]) == (0, {}, None)
+
+
+@pytest.mark.usefixtures("readme", "engines")
+def test_the_command_tells_of_a_damaged_result_and_of_the_tables(
+    checkout: Checkout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(checkout, capsys)
+    spoilt(checkout.results / "0.32.0.json", "truncated")
+    status, said = command(checkout, capsys)
+    assert (status, list(said["failures"])) == (1, ["0.32.0"])
+    assert "0.32.0.json is damaged" in said["tables"]
+
+
+@pytest.mark.usefixtures("engines")
+def test_the_command_fails_where_only_the_tables_cannot_be_written(
+    checkout: Checkout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = command(checkout, capsys)
+    assert (status, said["failures"]) == (1, {})
+    assert "README.md" in said["tables"]
 
 
 def test_an_unknown_release_is_refused(checkout: Checkout) -> None:
