@@ -25,6 +25,8 @@ OPS = ("attention", "moe")
 # The kernels that are registered, by op: none yet.
 KERNELS: dict[str, tuple[str, ...]] = {"attention": (), "moe": ()}
 FINGERPRINT = "INFERA_COMPAT_FINGERPRINT"
+STEPS_TO_FIRE = 16
+"""After so many steps that served, a bound layer that never ran is told of."""
 
 
 class Installation:
@@ -137,6 +139,8 @@ class Installation:
         self.ledger.steps += 1
         if self.ledger.steps == 1:
             self.append("served")
+        if self.ledger.steps == STEPS_TO_FIRE:
+            self._warn_of_silent()
 
     def append(self, event: str) -> None:
         """Append `event` to INFERA_REPORT's file, where one is asked for."""
@@ -191,6 +195,7 @@ class Installation:
         for choice in self.ledger.choices.values():
             if choice.kernel:
                 choice.refuse(reason)
+                self.ledger.unbind(choice.op, reason)
         self._salt_compile_cache()
 
     def fingerprint(self) -> str:
@@ -227,12 +232,23 @@ class Installation:
                 raise Refused("; ".join(choice.not_taken[seam] for seam in plan))
 
     def _fell_back(self, choice: Choice, reason: str) -> None:
+        self.ledger.unbind(choice.op, reason)
         self._salt_compile_cache()
         report.warn(
             f"infera-compat: binding {choice.op} failed and was undone; it stays stock. Found: "
             f"{reason}. Expected: a vLLM that nobody else changed there. There is nothing to do; "
             f"{OFF_SWITCH} switches infera-compat off."
         )
+
+    def _warn_of_silent(self) -> None:
+        """Say once which bound layers serve without us: the seam holds, and nothing comes by it."""
+        silent = self.ledger.silent()
+        if silent:
+            report.warn(
+                f"infera-compat: {len(silent)} layers are bound and did not run in the first "
+                f"{STEPS_TO_FIRE} steps that served, first {silent[0]}. Expected: each in every "
+                "step. vLLM goes another way there and serves them by its own code."
+            )
 
     def _warn_of_moved(self, device_type: str) -> None:
         """Say what moved of the seams that were to be taken; stop there under INFERA_STRICT."""

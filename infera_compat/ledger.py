@@ -120,6 +120,24 @@ class Ledger:
         self._calls.clear()
         self.steps = 0
 
+    def unbind(self, op: str, reason: str) -> None:
+        """The op went back to stock: so did its layers, if a model is built already."""
+        for layer in self.of(op):
+            if layer.bound:
+                layer.seam, layer.kernel, layer.why_not = None, None, reason
+
+    def silent(self) -> list[str]:
+        """Bound layers that no serving step ran so far, by itself or as far as can be seen."""
+        return [
+            layer.layer
+            for key, layer in self.layers.items()
+            if layer.bound and not self._ran(self._calls.get(key))
+        ]
+
+    def _ran(self, calls: Calls | None) -> bool:
+        # What only graphs hold runs no Python; whether they are replayed costs a wait to know.
+        return calls is not None and bool(calls.serving or calls.capture)
+
     def calls(self) -> dict[tuple[str, str], Calls]:
         """The calls of every layer that is known, or that ran."""
         calls = {key: self._calls.get(key, Calls()) for key in (*self.layers, *self._calls)}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
+MISSING = object()
+"""Stands for what a class did not hold itself."""
+
 
 class Originals:
     """The undo list of one op: binding it is whole or not at all.
@@ -18,14 +21,14 @@ class Originals:
         self._undo = ExitStack()
 
     def replace(self, owner: type, name: str, value: object) -> None:
-        """Set `owner.name`, and remember what `vars(owner)` held, or that it held nothing."""
-        own = vars(owner)
-        had, before = name in own, own.get(name)
+        """Set `owner.name`, and remember what `vars(owner)` held, or that it held nothing.
+
+        Where somebody put another thing there afterwards, restoring leaves it: it may stand on
+        ours, so what is set here must hand over by itself once its op went back to stock.
+        """
+        before = vars(owner).get(name, MISSING)
         setattr(owner, name, value)
-        if had:
-            self._undo.callback(setattr, owner, name, before)
-        else:
-            self._undo.callback(delattr, owner, name)
+        self._undo.callback(_put_back, owner, name, value, before)
 
     def on_restore(self, action: Callable[[], object]) -> None:
         """Run `action` too when the originals are put back."""
@@ -37,3 +40,12 @@ class Originals:
         One that can't be put back keeps none of the others; its error is raised at the end.
         """
         self._undo.close()
+
+
+def _put_back(owner: type, name: str, ours: object, before: object) -> None:
+    if vars(owner).get(name) is not ours:
+        return
+    if before is MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)

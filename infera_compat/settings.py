@@ -16,6 +16,7 @@ STRICT = "INFERA_STRICT"
 REPORT = "INFERA_REPORT"
 ATTENTION_SEAM = "INFERA_ATTENTION_SEAM"
 MOE_SEAM = "INFERA_MOE_SEAM"
+RENAMED = {"INFERA_PLATFORM": ATTENTION_SEAM}
 VARIABLES = (DISABLE, ATTENTION, MOE, STRICT, REPORT, ATTENTION_SEAM, MOE_SEAM)
 
 AUTO, PASSTHROUGH, OFF = "auto", "passthrough", "off"
@@ -135,7 +136,9 @@ def _misspelt(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         upper = name.upper()
         if name in VARIABLES or not ({"INFERA", "INFRA"} & set(upper.split("_"))):
             continue
-        if "DISABLE" in upper:
+        if upper in RENAMED:
+            pairs.append((name, RENAMED[upper]))
+        elif "DISABLE" in upper:
             pairs.append((name, DISABLE))
         else:
             pairs += [(name, likely) for likely in get_close_matches(upper, VARIABLES, 1, 0.8)]

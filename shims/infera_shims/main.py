@@ -42,6 +42,11 @@ MOE_LAYER = Entry(
             )
         ),
         Need(
+            f"{FUSED_MOE}.routed_experts:RoutedExperts.layer_name",
+            "attribute",
+            "its calls are counted under this name",
+        ),
+        Need(
             f"{FUSED_MOE}.routed_experts:RoutedExperts.quant_method",
             "attribute",
             "the layer's quantisation method",
@@ -57,7 +62,7 @@ MOE_REPLACED = Entry(
         symbol=f"{FUSED_MOE}.routed_experts:RoutedExperts",
         registered="routed_experts",
         methods=("forward_modular", "forward_monolithic"),
-        given="x",
+        given=("x", 0),
         layer_name="layer_name",
     ),
     symbol="vllm/model_executor/layers/fused_moe/routed_experts.py RoutedExperts",

@@ -23,6 +23,18 @@ def _attributes(owner: str, **why: str) -> tuple[Need, ...]:
 
 
 WORKER = (
+    *_attributes(
+        "vllm.v1.worker.worker_base:WorkerBase",
+        vllm_config="leads to the model's layers",
+        rank="whose book it is",
+        device="whether there are CUDA graphs to look into",
+    ),
+    Need(
+        "vllm.platforms.interface:Platform.device_type",
+        "variable",
+        "which MoE seam this kind of device has",
+        type="str",
+    ),
     Need(
         "vllm.v1.worker.worker_base:WorkerBase.__init__",
         "method",
@@ -79,6 +91,18 @@ WORKER = (
 )
 
 IMPL = (
+    Need(
+        "vllm.v1.attention.backend:AttentionBackend.get_name",
+        "staticmethod",
+        "names the stock backend",
+        (),
+    ),
+    Need(
+        "vllm.v1.attention.backend:AttentionBackend.is_mla",
+        "classmethod",
+        "tells MLA layers from the others",
+        ("cls",),
+    ),
     Need(
         "vllm.v1.attention.backend:AttentionImpl.forward",
         "method",
@@ -300,6 +324,12 @@ LOGITS = ("self", "layer", "x", "router_logits", ANY)
 
 REGISTER_OOT = (
     *REPLACING,
+    Need(
+        f"{CUSTOM_OP}:CustomOp.__new__",
+        "method",
+        "makes an instance of the replacement",
+        ("cls", "*args", "**kwargs"),
+    ),
     Need(
         f"{METHOD}:UnquantizedFusedMoEMethod",
         "class",

@@ -49,14 +49,14 @@ class Replaced:
     """A class that vLLM lets be replaced by name, by a subclass that overrides `methods`.
 
     symbol: the class. registered: the name it has in vLLM's registry of layers and ops. given: the
-    parameter of those methods that is the hidden states. layer_name: the path of attributes from an
-    instance to the name of its layer in the model.
+    parameter of those methods that is the hidden states, and its place after self. layer_name: the
+    path of attributes from an instance to the name of its layer in the model.
     """
 
     symbol: str
     registered: str
     methods: tuple[str, ...]
-    given: str
+    given: tuple[str, int]
     layer_name: str
 
 

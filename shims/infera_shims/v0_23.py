@@ -29,7 +29,7 @@ MOE_REPLACED = Entry(
         LAYER,
         registered="fused_moe",
         methods=("forward",),
-        given="hidden_states",
+        given=("hidden_states", 0),
         layer_name="layer_name",
     ),
     symbol="vllm/model_executor/layers/fused_moe/layer.py FusedMoE",

@@ -66,7 +66,7 @@ def test_by_the_seam_that_was_asked_for(run: Starts, way: str, model: str, shim:
     attention = "platform" if way.startswith("platform") else "get_attn_backend_cls"
     seams = {layer["op"]: layer["seam"] for layer in report["layers"]}
     assert seams.pop("attention") == attention
-    assert seams == ({"moe": shim.moe_seam("cpu")} if model == MOE else {})
+    assert seams == ({"moe": shim.automatic("moe", "cpu")[0]} if model == MOE else {})
     assert {layer["over"] for layer in report["layers"] if layer["op"] == "attention"} == {
         "CPU_ATTN"
     }

@@ -38,10 +38,10 @@ def test_the_lines_name_release_shim_contracts_seams_layers_and_the_switch(
     of = len(shim.needs)
     assert f"(shim {shim.name}, contracts {of}/{of})" in text
     assert "attention: passthrough by get_attn_backend_cls" in text
-    assert f"moe: passthrough by {shim.moe_seam('cpu')}" in text
+    assert f"moe: passthrough by {shim.automatic('moe', 'cpu')[0]}" in text
     assert "INFERA_VLLM_OPS_DISABLE=1 switches all of this off" in text
     assert "attention: 2/2 layers by get_attn_backend_cls over CPU_ATTN, passthrough" in text
-    assert f"moe: 2/2 layers by {shim.moe_seam('cpu')} over " in text
+    assert f"moe: 2/2 layers by {shim.automatic('moe', 'cpu')[0]} over " in text
 
 
 @pytest.mark.parametrize("way", ["off", "off compiled"])

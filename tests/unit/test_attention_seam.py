@@ -91,6 +91,30 @@ def test_it_answers_however_it_is_called(fake: Fake, call: str) -> None:
     assert by_class.startswith("infera_shims.seams.backends.vllm__")
 
 
+@pytest.mark.parametrize("answer", ["None", "''", "int"])
+def test_an_answer_that_is_no_path_is_vllms_own_affair(fake: Fake, answer: str) -> None:
+    fake.edit(
+        "platforms/cpu.py", "return selected_backend or", f"return {answer} if num_heads else"
+    )
+    call = "repr(current_platform.get_attn_backend_cls(None, config, 4))"
+    ran = fake.run(ASK.replace("{calls}", call), **BOUND)
+    assert ran.answer["paths"] == [repr(eval(answer))]
+
+
+def test_standing_back_the_selector_forgets_our_answers(fake: Fake) -> None:
+    ran = fake.run(
+        """
+        from infera_compat import plugin
+        from vllm.fake_engine import Engine
+        Engine("attention")
+        plugin.current().stand_back("enough")
+        answer(impl=type(Engine("attention").worker.model.layers[0].impl).__module__)
+        """,
+        **BOUND,
+    )
+    assert ran.answer["impl"].startswith("vllm.")
+
+
 def test_an_argument_of_tomorrow_reaches_the_platform(fake: Fake) -> None:
     fake.edit("platforms/cpu.py", "num_heads=None)", "num_heads=None, *, path=None)")
     fake.edit("platforms/cpu.py", "return selected_backend or", "return path or")

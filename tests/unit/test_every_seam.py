@@ -59,7 +59,7 @@ def test_its_layers_are_bound_and_fire_and_are_stocks_again_when_let_go(
         bound = engine.layers()
         plugin.current().stand_back("enough")
         results.append(engine.step())
-        answer(results=results, bound=bound, silent=engine.layers() == bound)
+        answer(results=results, bound=bound, after=engine.layers())
         """,
         INFERA_STRICT="1",
         **forced(op, seam),
@@ -68,7 +68,11 @@ def test_its_layers_are_bound_and_fire_and_are_stocks_again_when_let_go(
     assert [(layer["op"], layer["seam"]) for layer in layers] == [(op, seam)] * len(kinds)
     assert [layer["calls"]["serving"] for layer in layers] == calls
     assert ran.answer["results"] == [stock(op, len(kinds))] * 2
-    assert ran.answer["silent"]
+    after = ran.answer["after"].values()
+    assert [layer["calls"] for layer in after] == [layer["calls"] for layer in layers]
+    assert [(layer["bound"], layer["why_not"]) for layer in after] == [(False, "enough")] * len(
+        after
+    )
 
 
 def stock(op: str, layers: int) -> list[int]:

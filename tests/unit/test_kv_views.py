@@ -179,15 +179,31 @@ def test_a_real_cache_is_like_the_probed_one_but_for_blocks_and_gaps() -> None:
     views.alike(real, small, regimes.KV_LAST)
 
 
+def test_a_real_cache_of_one_block_is_like_the_probed_one() -> None:
+    real = Strided((1, H, N, 2 * D), (2 * N * H * D, 2 * D, 2 * D * H, 1))
+    views.alike(real, tensor(regimes.KV_LAST, (0, 2, 1, 3)), regimes.KV_LAST)
+
+
 @pytest.mark.parametrize(
     "real",
     [
+        Strided((4096, H, N, 2 * D), (N * H * D, 2 * D, 2 * D * H, 1)),
+        Strided((4096, H, N, 2 * D), (2 * N * H * D, 2 * D - 1, 2 * D * H, 1)),
+        Strided((4096, H, N, 2 * D), (0, 2 * D, 2 * D * H, 1)),
         Strided((4096, H, N, 2 * D), (2 * N * H * D, 2 * N * D, 2 * D, 1)),
         Strided((4096, H, 2 * N, 2 * D), (4 * N * H * D, 2 * D, 2 * D * H, 1)),
         Strided((4096, H, N, 2 * D), (2 * N * H * D, 2 * D, 2 * D * H, 1), dtype="torch.float16"),
         Strided((4096, 2, N, H, D), (2 * N * H * D, N * H * D, H * D, D, 1)),
     ],
-    ids=["heads before slots", "another block size", "another type", "another shape"],
+    ids=[
+        "blocks overlap",
+        "heads overlap",
+        "expanded",
+        "heads before slots",
+        "another block size",
+        "another type",
+        "another shape",
+    ],
 )
 def test_another_order_size_or_type_is_not_like_it(real: Strided) -> None:
     with pytest.raises(Refused, match="not like the one that was probed"):

@@ -12,6 +12,7 @@ from infera_compat.binding import Binding
 from infera_compat.ledger import Choice, Ledger
 from infera_compat.settings import Settings
 from infera_shims.seams import layer as seam
+from infera_shims.seams import shadowed
 
 AUTO = {"INFERA_ATTENTION": "passthrough"}
 FORCED = {**AUTO, "INFERA_ATTENTION_SEAM": "layer"}
@@ -95,7 +96,7 @@ def test_what_another_plugin_set_there_is_told_chained_and_put_back(binding: Bin
     seam.shadow(layer, "layer", binding)
     shadow = seam.of(layer.impl)
     assert shadow is not None
-    assert shadow.shared_with == __name__
+    assert shadowed.others(layer.impl) == __name__
     assert (layer.impl.forward(), profiled(binding)) == ("theirs", 1)
     binding.originals.restore()
     assert vars(layer.impl)["forward"] is theirs
@@ -106,6 +107,16 @@ def test_what_another_plugin_set_over_ours_is_not_taken_away(binding: Binding) -
     seam.shadow(layer, "layer", binding)
     layer.impl.forward = theirs
     binding.originals.restore()
+    assert vars(layer.impl)["forward"] is theirs
+
+
+def test_what_another_plugin_set_over_ours_does_not_hide_ours(binding: Binding) -> None:
+    layer = Attention()
+    seam.shadow(layer, "layer", binding)
+    layer.impl.forward = theirs
+    assert seam.of(layer.impl) is not None
+    assert shadowed.others(layer.impl) == __name__
+    seam.shadow(layer, "layer", binding)
     assert vars(layer.impl)["forward"] is theirs
 
 
@@ -146,7 +157,7 @@ def test_an_mla_impl_without_prefill_is_shadowed_where_it_has_a_method(binding: 
 
     layer = MLAAttention(Sparse())
     seam.shadow(layer, "layer", binding)
-    assert list(vars(layer.impl)) == ["forward_mqa"]
+    assert list(vars(layer.impl)) == ["forward_mqa", shadowed.PLACES]
     assert (layer.impl.forward_mqa(), profiled(binding)) == ("decoded", 1)
 
 

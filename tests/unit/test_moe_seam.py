@@ -21,7 +21,7 @@ def test_what_the_stock_experts_return_is_returned(fake: Fake) -> None:
         """,
         **BOUND,
     )
-    assert ran.answer == {"returned": "what apply returns", "own": ["apply"]}
+    assert ran.answer == {"returned": "what apply returns", "own": ["apply", "infera_shadows"]}
 
 
 def test_the_replaced_method_keeps_its_names(make_fake: Callable[..., Fake]) -> None:

@@ -101,3 +101,15 @@ def test_what_could_not_be_replaced_is_not_put_back(bases: tuple[type, ...]) -> 
     with pytest.raises(TypeError):
         originals.replace(owner, "answer", ours)
     originals.restore()
+
+
+def test_what_another_set_over_ours_stays() -> None:
+    class Owner:
+        def method(self) -> str:
+            return "stock"
+
+    originals = Originals()
+    originals.replace(Owner, "method", lambda self: "ours")
+    Owner.method = lambda self: "theirs"  # type: ignore[method-assign]
+    originals.restore()
+    assert Owner().method() == "theirs"

@@ -112,6 +112,22 @@ def test_layers_that_do_not_ask_for_a_backend_are_listed_with_the_reason(
     ]
 
 
+def test_a_bound_layer_that_never_runs_is_told_of_once(fake: Fake) -> None:
+    ran = fake.run(
+        """
+        from vllm.fake_engine import Engine
+        engine = Engine("attention", "attention")
+        engine.worker.model.layers.pop()
+        for _ in range(40):
+            engine.step()
+        """,
+        **BOTH,
+    )
+    (warning,) = ran.said("WARNING")
+    assert "1 layers are bound and did not run in the first 16 steps" in warning
+    assert "model.layers.1.self_attn.attn" in warning
+
+
 def test_a_step_without_tokens_serves_nothing(fake: Fake) -> None:
     ran = fake.serve(
         "attention", steps=0, more="engine.step(0)\nengine.step(2)\nengine.step(0)", **BOTH

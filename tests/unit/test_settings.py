@@ -144,3 +144,8 @@ def test_any_value_is_read_or_stops_with_the_way_out(name: str, value: str) -> N
     except CompatError as error:
         stopped = error
     assert stopped is None or (name in str(stopped) and OFF_SWITCH in str(stopped))
+
+
+def test_a_variable_that_was_renamed_is_told() -> None:
+    settings = Settings.read({"INFERA_PLATFORM": "1"}, NO_KERNELS)
+    assert settings.misspelt == (("INFERA_PLATFORM", "INFERA_ATTENTION_SEAM"),)

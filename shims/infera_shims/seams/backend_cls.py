@@ -48,21 +48,23 @@ def _wrap(active: type, binding: Binding) -> None:
     if not hasattr(stock, "__func__") or stock.__self__ is not active:
         raise Refused(f"{active.__qualname__}.{METHOD} is no classmethod of that class")
     binding.choice.notes.extend(_shared(stock))
-    binding.originals.replace(active, METHOD, classmethod(_asking(stock.__func__)))
+    binding.originals.replace(active, METHOD, classmethod(_asking(stock.__func__, binding)))
     backends.open_book(binding.ledger)
     binding.originals.on_restore(backends.close_book)
     _forget_answers()
     binding.originals.on_restore(_forget_answers)
 
 
-def _asking(stock: Any) -> Any:
+def _asking(stock: Any, binding: Binding) -> Any:
     @functools.wraps(stock)
-    def get_attn_backend_cls(cls: type, *args: Any, **kwargs: Any) -> str:
-        path: str = stock(cls, *args, **kwargs)
-        config = kwargs["attn_selector_config"] if "attn_selector_config" in kwargs else args[1]
-        if not path or config.use_mla:
+    def get_attn_backend_cls(cls: type, *args: Any, **kwargs: Any) -> Any:
+        path = stock(cls, *args, **kwargs)
+        # What is no path is vLLM's own affair; and where the op went back to stock, somebody may
+        # have wrapped this wrap.
+        if not isinstance(path, str) or not path or binding.choice.kernel is None:
             return path
-        return backends.path_over(path)
+        config = kwargs["attn_selector_config"] if "attn_selector_config" in kwargs else args[1]
+        return path if config.use_mla else backends.path_over(path)
 
     return get_attn_backend_cls
 

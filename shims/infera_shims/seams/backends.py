@@ -20,7 +20,7 @@ OP = "attention"
 STOCK = "vllm."
 MADE = "vllm__"
 _ledger: Ledger | None = None
-_impls: set[type] = set()
+_impls: dict[type, object] = {}
 
 
 def open_book(ledger: Ledger) -> None:
@@ -31,8 +31,10 @@ def open_book(ledger: Ledger) -> None:
 
 def close_book() -> None:
     """Make the subclasses stock's again: a layer that has one runs stock's forward from now on."""
-    for impl in _impls:
-        del impl.forward  # type: ignore[attr-defined]
+    for impl, forward in _impls.items():
+        # Another plugin may have put its own there, on top of ours.
+        if vars(impl).get("forward") is forward:
+            del impl.forward  # type: ignore[attr-defined]
     _impls.clear()
     for name in [name for name in globals() if name.startswith(MADE)]:
         del globals()[name]
@@ -53,7 +55,7 @@ def path_over(stock_path: str) -> str:
 
 def is_ours(impl: object) -> bool:
     """Whether a layer's `impl` is an instance of a subclass made here."""
-    return not _impls.isdisjoint(type(impl).__mro__)
+    return any(cls in _impls for cls in type(impl).__mro__)
 
 
 def __getattr__(name: str) -> Any:
@@ -120,5 +122,5 @@ def _subclass_impl(stock: Any) -> type:
     impl: Any = types.new_class(
         stock.__name__, (stock,), exec_body=lambda namespace: namespace.update(body)
     )
-    _impls.add(impl)
+    _impls[impl] = forward
     return impl  # type: ignore[no-any-return]

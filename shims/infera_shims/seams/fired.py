@@ -10,8 +10,6 @@ memory anyway, for the matrix products that read it.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,19 +46,6 @@ class Witness:
             _fired(given, self.op, self.layer)
         else:
             self.ledger.count(self.op, self.layer)
-
-
-def argument(method: Callable[..., Any], name: str, skipped: int) -> Callable[..., Any]:
-    """A way to find the argument `name` of a call of `method`, given its args and kwargs.
-
-    skipped: how many of the method's first parameters are not among those args.
-    """
-    place = list(inspect.signature(method).parameters).index(name) - skipped
-
-    def find(args: Any, kwargs: Any) -> Any:
-        return kwargs[name] if name in kwargs else args[place]
-
-    return find
 
 
 def open_book(ledger: Ledger) -> None:

@@ -35,7 +35,6 @@ class Shadow:
     def __init__(self, stock: Any, seam: str, layer: str, ledger: Ledger) -> None:
         """Stand before `stock`, and count under the layer's name."""
         self.stock, self.seam, self.layer = stock, seam, layer
-        self.shared_with = owners.other(stock)
         self._count = ledger.count
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +99,7 @@ def reason_against(layer: Any) -> str | None:
 
 def of(impl: Any) -> Shadow | None:
     """The shadow that stands on a layer's impl, or None."""
-    return next((x for x in vars(impl).values() if isinstance(x, Shadow)), None)
+    return shadowed.on(impl, Shadow)
 
 
 def _classes(layer: Any) -> set[str]:

@@ -42,7 +42,7 @@ def _hook(module: ModuleType, binding: Binding) -> None:
         stock(self, *args, **kwargs)
         # A kernel that can't be shadowed must not lose a model: the op goes back to stock.
         with binding:
-            if type(self.impl) is module.FusedMoEKernelModularImpl:
+            if binding.choice.kernel and type(self.impl) is module.FusedMoEKernelModularImpl:
                 shadow(self.impl.fused_experts, binding)
 
     binding.originals.replace(kernel_class, "__init__", __init__)
@@ -54,7 +54,6 @@ class Shadow:
     def __init__(self, stock: Any, ledger: Ledger) -> None:
         """Stand before `stock`, which has FusedMoEExpertsModular.apply's fifteen parameters."""
         self.stock = stock
-        self.shared_with = owners.other(stock)
         self.witness = Witness("moe", ledger)
 
     def __call__(
@@ -100,7 +99,7 @@ class Shadow:
 
 def shadow(experts: Any, binding: Binding) -> None:
     """Put a Shadow on `experts`, once."""
-    if not isinstance(vars(experts).get("apply"), Shadow):
+    if shadowed.on(experts, Shadow) is None:
         ours = Shadow(experts.apply, binding.ledger)
         shadowed.put(experts, "apply", ours, binding.originals)
 
@@ -108,5 +107,4 @@ def shadow(experts: Any, binding: Binding) -> None:
 def of(method: Any) -> Shadow | None:
     """The shadow on the experts object of a layer's quantisation method, or None."""
     kernel = method.moe_kernel
-    ours = None if kernel is None else vars(kernel.impl.fused_experts).get("apply")
-    return ours if isinstance(ours, Shadow) else None
+    return None if kernel is None else shadowed.on(kernel.impl.fused_experts, Shadow)

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from infera_compat.errors import Refused
 from infera_shims.needs import CUSTOM_OP, METHOD, MLA_WRAPPER
-from infera_shims.seams.fired import Witness, argument, open_book
+from infera_shims.seams import owners
+from infera_shims.seams.fired import Witness, open_book
 from infera_shims.shim import Replaced
 
 if TYPE_CHECKING:
@@ -31,14 +32,14 @@ MLA_LAYER = Replaced(
     symbol=f"{MLA_WRAPPER}:MultiHeadLatentAttentionWrapper",
     registered="multi_head_latent_attention",
     methods=("forward",),
-    given="hidden_states",
+    given=("hidden_states", 1),
     layer_name="mla_attn.layer_name",
 )
 MOE_METHOD = Replaced(
     symbol=f"{METHOD}:UnquantizedFusedMoEMethod",
     registered="unquantized_fused_moe",
     methods=("apply", "apply_monolithic"),
-    given="x",
+    given=("x", 0),  # after the layer
     layer_name="",  # one method may serve several layers: each call says for which
 )
 
@@ -82,29 +83,38 @@ def _replace(what: Replaced, cls: str, module: ModuleType, binding: Binding) -> 
         by = custom_op.op_registry_oot[cls].__module__
         raise Refused(f"{cls} is replaced already, by {by}")
     open_book(binding.ledger)
+    for name in what.methods:
+        other = owners.other(getattr(stock, name))
+        if other:
+            binding.choice.notes.append(f"{cls}.{name} is wrapped by {other} too")
+    methods = {name: _counted(getattr(stock, name), what, binding) for name in what.methods}
     body = {
         # vLLM compares class names in places, and finds the replacement by this one.
         "__module__": __name__,
         "__qualname__": cls,
         "__doc__": stock.__doc__,
-        **{name: _counted(getattr(stock, name), what, binding) for name in what.methods},
+        **methods,
     }
     if what.layer_name:
         body["__init__"] = _named(stock.__init__, what, binding)
     ours: Any = type(cls, (stock,), body)
-    binding.originals.on_restore(partial(_stand_back, ours, custom_op.op_registry_oot, what))
+    binding.originals.on_restore(partial(_stand_back, ours, custom_op.op_registry_oot, methods))
     stock.register_oot(ours)
     # register_oot names the class after itself; `custom_ops` addresses it by the stock name.
     ours.name = stock.name
     _ours.add(ours)
 
 
-def _stand_back(ours: Any, registry: Any, what: Replaced) -> None:
-    """Leave the name, unless another holds it by now; what was made of ours runs stock's code."""
+def _stand_back(ours: Any, registry: Any, methods: dict[str, Any]) -> None:
+    """Leave the name and the methods, but for what another put in their place by now.
+
+    What was made of ours runs stock's code from then on.
+    """
     if registry.get(ours.__name__) is ours:
         del registry[ours.__name__]
-    for name in what.methods:
-        delattr(ours, name)
+    for name, method in methods.items():
+        if vars(ours).get(name) is method:
+            delattr(ours, name)
     _ours.discard(ours)
 
 
@@ -125,21 +135,22 @@ def _counted(stock: Callable[..., Any], what: Replaced, binding: Binding) -> Any
     """A method that counts its call and runs stock's; Dynamo may trace through it."""
     op, ledger = binding.choice.op, binding.ledger
 
+    name, place = what.given
+
     if what.layer_name:
-        given = argument(stock, what.given, skipped=1)
 
         @functools.wraps(stock)
         def layer_method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            Witness(op, ledger, self.infera_layer).fired(given(args, kwargs))
+            given = kwargs[name] if name in kwargs else args[place]
+            Witness(op, ledger, self.infera_layer).fired(given)
             return stock(self, *args, **kwargs)
 
         return layer_method
 
-    given_to_method = argument(stock, what.given, skipped=2)
-
     @functools.wraps(stock)
     def method(self: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        Witness(op, ledger, layer.layer_name).fired(given_to_method(args, kwargs))
+        given = kwargs[name] if name in kwargs else args[place]
+        Witness(op, ledger, layer.layer_name).fired(given)
         return stock(self, layer, *args, **kwargs)
 
     return method

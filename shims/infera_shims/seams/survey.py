@@ -9,7 +9,15 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from infera_compat.ledger import Choice, Layer, Ledger
-from infera_shims.seams import backends, layer, modular_kernel, replaced, whole_model
+from infera_shims.seams import (
+    backends,
+    layer,
+    modular_kernel,
+    owners,
+    replaced,
+    shadowed,
+    whole_model,
+)
 
 if TYPE_CHECKING:
     from infera_compat.install import Installation
@@ -68,9 +76,10 @@ def _attention(name: str, built: Any, ledger: Ledger) -> Layer:
     shadow = layer.of(built.impl)
     if backends.is_ours(built.impl):
         seam = next(seam for seam in choice.seams if seam != "layer")
-        return Layer("attention", name, over, seam, choice.kernel)
+        other = owners.other(type(built.impl).forward)
+        return Layer("attention", name, over, seam, choice.kernel, shared_with=other)
     if shadow:
-        kernel, other = choice.kernel, shadow.shared_with
+        kernel, other = choice.kernel, shadowed.others(built.impl)
         return Layer("attention", name, over, shadow.seam, kernel, shared_with=other)
     if ("attention", name) in ledger.made:
         return Layer("attention", name, over, ledger.made["attention", name], choice.kernel)
@@ -104,12 +113,12 @@ def _moe(name: str, built: Any, ledger: Ledger, where: MoeLayer) -> Layer:
     shadow = modular_kernel.of(method) if known else None
     if shadow:
         shadow.witness.layer = name
-        other = shadow.shared_with
+        other = shadowed.others(kernel.impl.fused_experts)
         return Layer("moe", name, over, modular_kernel.NAME, choice.kernel, shared_with=other)
     on_method = whole_model.of(method)
     if on_method:
         on_method.witness.layer = name
-        other = on_method.shared_with
+        other = shadowed.others(method)
         return Layer("moe", name, over, whole_model.NAME, choice.kernel, shared_with=other)
     if ("moe", name) in ledger.made:
         return Layer("moe", name, over, ledger.made["moe", name], choice.kernel)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from infera_compat.errors import Refused
 from infera_shims.needs import MODELS, REGISTRY
-from infera_shims.seams import layer, owners, shadowed
+from infera_shims.seams import layer, shadowed
 from infera_shims.seams.fired import Witness, open_book
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ class Shadow:
     def __init__(self, stock: Any, layer_name: str, binding: Binding) -> None:
         """Stand before `stock`, and count under the layer's name."""
         self.stock = stock
-        self.shared_with = owners.other(stock)
         self.witness = Witness("moe", binding.ledger, layer_name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -56,26 +55,26 @@ class Shadow:
 def bind(binding: Binding, shim: Shim) -> None:
     """Register our subclasses over the stock models, for this op too.
 
-    Raises Refused where an architecture is not stock vLLM's any more.
+    An architecture that another plugin holds stays its own. Raises Refused where all of them do.
     """
-    models = importlib.import_module(REGISTRY).ModelRegistry.models
-    if not _bound:
-        held = [_held(models, architecture) for architecture in ARCHITECTURES]
-        if any(held):
-            raise Refused("; ".join(filter(None, held)))
+    registry = importlib.import_module(REGISTRY).ModelRegistry
+    models = registry.models
+    held = {x: _held(models, x) for x in ARCHITECTURES if not _is_ours(models.get(x))}
+    others = [reason for reason in held.values() if reason]
+    if len(others) == len(ARCHITECTURES):
+        raise Refused("; ".join(others))
+    binding.choice.notes.extend(others)
     _bound[binding.choice.op] = (binding, shim)
     open_book(binding.ledger)
     binding.originals.on_restore(partial(_unbind, binding.choice.op))
-    if not _stock:
-        registry = importlib.import_module(REGISTRY).ModelRegistry
-        for architecture in ARCHITECTURES:
-            _stock[architecture] = models[architecture]
-            registry.register_model(architecture, f"{__name__}:{_name(architecture)}")
+    for architecture in [x for x, reason in held.items() if reason is None]:
+        _stock[architecture] = models[architecture]
+        registry.register_model(architecture, f"{__name__}:{_name(architecture)}")
 
 
 def of(method: Any) -> Shadow | None:
     """The shadow on a MoE layer's quantisation method, or None."""
-    return next((x for x in vars(method).values() if isinstance(x, Shadow)), None)
+    return shadowed.on(method, Shadow)
 
 
 def __getattr__(name: str) -> Any:

@@ -123,7 +123,8 @@ def alike(real: Any, probed: Any, regime: Regime) -> None:
         and all(
             a == b for i, (a, b) in enumerate(zip(real.shape, probed.shape, strict=True)) if i != at
         )
-        and _order(real) == _order(probed)
+        and _order(real, probed) == _order(probed, real)
+        and not overlaps(real)
     )
     if not same:
         raise Refused(
@@ -132,9 +133,27 @@ def alike(real: Any, probed: Any, regime: Regime) -> None:
         )
 
 
-def _order(cache: Any) -> list[int]:
-    """The axes from the outermost in memory to the innermost; axes of one element are nowhere."""
-    axes = [axis for axis, size in enumerate(cache.shape) if size > 1]
+def overlaps(cache: Any) -> bool:
+    """Whether two elements of a tensor may share memory: expanded, or axes that reach into others.
+
+    Each axis, from the innermost, must step over all that lies inside it.
+    """
+    inner = 1
+    sizes = ((int(step), size) for step, size in zip(cache.stride(), cache.shape, strict=True))
+    for step, size in sorted(pair for pair in sizes if pair[1] > 1):
+        if step < inner:
+            return True
+        inner = step * (size - 1) + inner
+    return False
+
+
+def _order(cache: Any, other: Any) -> list[int]:
+    """The axes from the outermost in memory to the innermost.
+
+    An axis of one element, here or in the other tensor, is nowhere.
+    """
+    both = zip(cache.shape, other.shape, strict=True)
+    axes = [axis for axis, sizes in enumerate(both) if min(sizes) > 1]
     return sorted(axes, key=lambda axis: -int(cache.stride()[axis]))
 
 
