@@ -93,10 +93,9 @@ def test_it_answers_however_it_is_called(fake: Fake, call: str) -> None:
 
 @pytest.mark.parametrize("answer", ["None", "''", "int"])
 def test_an_answer_that_is_no_path_is_vllms_own_affair(fake: Fake, answer: str) -> None:
-    fake.edit(
-        "platforms/cpu.py", "return selected_backend or", f"return {answer} if num_heads else"
-    )
-    call = "repr(current_platform.get_attn_backend_cls(None, config, 4))"
+    answers = f"return {answer} if num_heads == 77 else selected_backend or"
+    fake.edit("platforms/cpu.py", "return selected_backend or", answers)
+    call = "repr(current_platform.get_attn_backend_cls(None, config, 77))"
     ran = fake.run(ASK.replace("{calls}", call), **BOUND)
     assert ran.answer["paths"] == [repr(eval(answer))]
 
