@@ -12,10 +12,12 @@ from infera_compat.matrix import files, gpu, releases, results
 from infera_compat.matrix.cells import (
     BY_CONTRACT,
     EQUAL,
+    FAILED,
     MEANINGS,
     NOT_APPLICABLE,
     NOT_RUN,
     STATUSES,
+    STOCK_DIFFERS,
     Cell,
 )
 from infera_compat.matrix.checkout import Checkout
@@ -39,6 +41,7 @@ END = "<!-- the matrix ends -->"
 
 H200_EAGER, H200_GRAPHS = "h200 eager", "h200 graphs"
 NO_SUCH_LAYERS = "no such layers"
+UNEQUAL = {FAILED, STOCK_DIFFERS}
 
 
 @dataclass(frozen=True)
@@ -245,7 +248,8 @@ def _seams(release: Release, ops: Sequence[str], columns: Sequence[Column]) -> s
         for seam in SEAMS[op]
     }  # fmt: skip
     applying = [found for found in statuses.values() if found != {NOT_APPLICABLE}]
-    equal = sum(EQUAL in found for found in applying)
+    # One that failed in any of the columns is not equal, whatever it is in the others.
+    equal = sum(EQUAL in found and UNEQUAL.isdisjoint(found) for found in applying)
     if equal:
         return f"{equal} of {len(applying)}"
     return _worst_of(*(status for found in statuses.values() for status in found))

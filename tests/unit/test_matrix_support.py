@@ -213,3 +213,14 @@ def test_a_slip_in_the_list_of_releases_is_told_plainly(
     checkout.releases.write_text(text)
     with pytest.raises(CompatError, match=f"is not the list of releases. Found: {found}"):
         releases.read(checkout.releases)
+
+
+def test_a_seam_that_failed_in_one_column_is_not_counted_for_another(checkout: Checkout) -> None:
+    equal = Cell("attention", SEAM, "llama", support.H200_EAGER, cells.EQUAL)
+    failed = Cell("attention", SEAM, "llama", support.H200_GRAPHS, cells.FAILED)
+    record(checkout, (), gpu=(equal,))
+    (release, *_) = tables(support.summary(support.known(checkout)))[1:]
+    assert release[-1].startswith("1 of ")
+    record(checkout, (), gpu=(equal, failed))
+    (release, *_) = tables(support.summary(support.known(checkout)))[1:]
+    assert not release[-1].startswith("1 of ")
