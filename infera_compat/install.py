@@ -81,11 +81,11 @@ class Installation:
         """
         _, shim, verdict = self._judged()
         forced = choice.forced != AUTO
-        candidates = (choice.forced,) if forced else shim.automatic(choice.op, device_type)
+        candidates, kind = _candidates(choice, shim, device_type)
         variable = f"INFERA_{choice.op.upper()}_SEAM"
         against = {}
         for seam in shim.seams(choice.op):
-            moved = verdict.among(shim.group(choice.op, seam, None if forced else device_type))
+            moved = verdict.among(shim.group(choice.op, seam, kind))
             if moved:
                 against[seam] = f"moved: {', '.join(x.need.symbol for x in moved)}"
             elif choice.kernel is None:
@@ -256,13 +256,8 @@ class Installation:
         fates: list[str] = []
         symbols: dict[str, Moved] = {}
         for choice in self.ledger.choices.values():
-            forced = choice.forced != AUTO
-            wanted = (choice.forced,) if forced else shim.automatic(choice.op, device_type)
-            needs = [
-                need
-                for seam in wanted
-                for need in shim.group(choice.op, seam, None if forced else device_type)
-            ]
+            candidates, kind = _candidates(choice, shim, device_type)
+            needs = [need for seam in candidates for need in shim.group(choice.op, seam, kind)]
             moved = verdict.among(needs)
             if choice.asked == OFF or not moved:
                 continue
@@ -310,6 +305,13 @@ class Installation:
         if bound != self._salted:
             _shims().salt_compile_cache(FINGERPRINT, self.fingerprint if bound else None)
             self._salted = bound
+
+
+def _candidates(choice: Choice, shim: Shim, device_type: str) -> tuple[tuple[str, ...], str | None]:
+    """The seams that may be taken, and the kind of device that had a say in it, if one had."""
+    if choice.forced != AUTO:
+        return (choice.forced,), None
+    return shim.automatic(choice.op, device_type), device_type
 
 
 def pick(

@@ -30,6 +30,14 @@ class Calls:
         """Whether a serving step ran it, by itself or by replaying a graph that holds it."""
         return self.serving > 0 or bool(self.replayed)
 
+    @property
+    def seen(self) -> bool:
+        """Whether it served as far as Python sees; what only graphs hold runs none in a step.
+
+        Whether those were replayed costs a wait for the GPU to know.
+        """
+        return bool(self.serving or self.capture)
+
 
 @dataclass
 class Layer:
@@ -131,12 +139,8 @@ class Ledger:
         return [
             layer.layer
             for key, layer in self.layers.items()
-            if layer.bound and not self._ran(self._calls.get(key))
+            if layer.bound and not self._calls.get(key, Calls()).seen
         ]
-
-    def _ran(self, calls: Calls | None) -> bool:
-        # What only graphs hold runs no Python; whether they are replayed costs a wait to know.
-        return calls is not None and bool(calls.serving or calls.capture)
 
     def calls(self) -> dict[tuple[str, str], Calls]:
         """The calls of every layer that is known, or that ran."""

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from infera_compat.errors import Refused
 from infera_shims.seams.kv_views import probe, regimes, views
 from infera_shims.seams.kv_views.probe import UpdateFailed
 from infera_shims.seams.kv_views.regimes import Regime
 from infera_shims.seams.kv_views.tensors import Sizes
-
-torch = pytest.importorskip("torch")
 
 SIZES = Sizes(blocks=7, block_size=16, kv_heads=3, head_size=40)
 Write = Callable[[Any, Any, Any, Any], None]
