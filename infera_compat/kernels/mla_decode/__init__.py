@@ -1,0 +1,1 @@
+"""Decoding over the latent cache of multi-head latent attention (MLA)."""
