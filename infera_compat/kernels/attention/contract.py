@@ -6,9 +6,9 @@ Written for all layouts of the cache at once: a kernel takes strides, an adapter
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar
 
-from infera_compat.kernels.kernel import Kernel
+from infera_compat.kernels.kernel import ATTENTION, Kernel
 
 if TYPE_CHECKING:
     import torch
@@ -96,4 +96,12 @@ class AttentionCall:
     workspace: torch.Tensor | None = None
 
 
-AttentionKernel: TypeAlias = Kernel[AttentionSpec, AttentionSizes, AttentionCall]
+class AttentionKernel(Kernel[AttentionSpec, AttentionSizes, AttentionCall]):
+    """A kernel for attention.
+
+    max_query_len: the most query tokens of a request that `run` takes (1: it only decodes); a step
+    with more is stock's. None: any number.
+    """
+
+    op = ATTENTION
+    max_query_len: ClassVar[int | None] = None

@@ -6,9 +6,9 @@ Routing comes before, and the sum over ranks after: a call reduces nothing acros
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from infera_compat.kernels.kernel import Kernel
+from infera_compat.kernels.kernel import EXPERTS, Kernel
 
 if TYPE_CHECKING:
     import torch
@@ -87,4 +87,7 @@ class ExpertsCall:
     workspace: torch.Tensor | None = None
 
 
-ExpertsKernel: TypeAlias = Kernel[ExpertsSpec, ExpertsSizes, ExpertsCall]
+class ExpertsKernel(Kernel[ExpertsSpec, ExpertsSizes, ExpertsCall]):
+    """A kernel for the experts of a MoE layer."""
+
+    op = EXPERTS

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from infera_compat.kernels.kernel import Kernel
+from infera_compat.kernels.kernel import MLA_DECODE, Kernel
 
 if TYPE_CHECKING:
     import torch
@@ -74,4 +74,7 @@ class MlaDecodeCall:
     workspace: torch.Tensor | None = None
 
 
-MlaDecodeKernel: TypeAlias = Kernel[MlaDecodeSpec, MlaDecodeSizes, MlaDecodeCall]
+class MlaDecodeKernel(Kernel[MlaDecodeSpec, MlaDecodeSizes, MlaDecodeCall]):
+    """A kernel for decoding with MLA."""
+
+    op = MLA_DECODE
