@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING
 
 from infera_compat.errors import CompatError, Refused
 from infera_compat.imports import when_imported
 from infera_compat.ledger import Choice, Ledger
 from infera_compat.originals import Originals
 from infera_compat.settings import Settings
+
+if TYPE_CHECKING:
+    from infera_shims.adapters.adapter import Adapter
 
 
 @dataclass
@@ -20,7 +24,8 @@ class Binding:
     choice: what is to be bound; refused here where it fails. ledger: the book to count in.
     settings: what the operator asked for. platform_note: why InferaPlatform could not be taken, if
     it was asked for and could not. fell_back: told when the op went back to stock, and why.
-    originals: what was replaced so far.
+    adapter: the kernel over the model's layers; None passes through. originals: what was replaced
+    so far.
 
     Leaving the context by an error puts every original of the op back. A CompatError (a stop that
     the operator asked for) goes on from there; any other Exception leaves the op stock.
@@ -31,6 +36,7 @@ class Binding:
     settings: Settings
     platform_note: str | None
     fell_back: Callable[[Choice, str], None]
+    adapter: Adapter | None = None
     originals: Originals = field(default_factory=Originals)
 
     def once_imported(self, module: str, bind_part: Callable[[ModuleType, Binding], None]) -> None:

@@ -14,11 +14,15 @@ from infera_compat.binding import Binding
 from infera_compat.contracts import Moved, Verdict, judge
 from infera_compat.definitions import Source
 from infera_compat.errors import OFF_SWITCH, CompatError, Refused
+from infera_compat.kernels import registry
+from infera_compat.kernels.kernel import OPS as KERNEL_OPS
+from infera_compat.kernels.kernel import Kernel
 from infera_compat.ledger import Choice, Layer, Ledger
 from infera_compat.release import Release, installed
 from infera_compat.settings import AUTO, OFF, PASSTHROUGH, Settings
 
 if TYPE_CHECKING:
+    from infera_shims.adapters.adapter import Adapter
     from infera_shims.shim import Shim
 
 OPS = ("attention", "moe")
@@ -47,6 +51,7 @@ class Installation:
         self.rank: int | None = None
         self.platform_note: str | None = None
         self._bindings: dict[str, Binding] = {}
+        self._kernels: dict[str, Kernel[Any, Any, Any]] = {}
         self._prepared = False
         self._unwritable = False
         self._salted = False
@@ -72,7 +77,17 @@ class Installation:
         if asked == AUTO:
             # No kernel ships with the records that auto wants (verify and bench on this GPU).
             return Choice(op, asked, forced, why_not="auto: no eligible kernel")
+        if asked != PASSTHROUGH:
+            self._kernels[op] = self._named(op, asked)
         return Choice(op, asked, forced, kernel=asked)
+
+    def adapters(self) -> dict[str, Adapter]:
+        """By op, a kernel over the model's layers, where one is bound."""
+        return {
+            op: binding.adapter
+            for op, binding in self._bindings.items()
+            if binding.adapter is not None and self.ledger.choices[op].kernel
+        }
 
     def plan(self, choice: Choice, device_type: str) -> tuple[str, ...]:
         """The seams to bind `choice` by on a platform of this type, in their order.
@@ -93,6 +108,10 @@ class Installation:
             elif seam not in candidates:
                 reason = f"{variable}={choice.forced}" if forced else f"only by {variable}={seam}"
                 against[seam] = reason
+            elif choice.op in self._kernels and not _shims().carries(
+                seam, self._kernels[choice.op]
+            ):
+                against[seam] = f"it only passes through: {choice.kernel} can't be bound by it"
         choice.not_taken = against
         plan = tuple(seam for seam in candidates if seam not in against)
         if choice.kernel and not plan:
@@ -129,10 +148,27 @@ class Installation:
         """Take down the layers of a model that was just built, and say so."""
         self.rank = rank
         self.ledger.survey(layers)
+        for adapter in self.adapters().values():
+            adapter.reserve()
+        self._enforce_named()
         if self.settings.strict:
             self._enforce_layers()
         report.say(report.model_lines(self.ledger.choices.values(), self.ledger.layers.values()))
         self.append("model_built")
+
+    def warm_up(self) -> None:
+        """Look at the KV caches, and compile the kernels: before graphs are captured.
+
+        Layers whose cache a kernel can't read go back to stock here, and it is said.
+        """
+        for op, adapter in self.adapters().items():
+            before = self.ledger.bound(op)
+            adapter.look_at_caches()
+            adapter.warm_up()
+            if self.ledger.bound(op) != before:
+                rows = report.model_lines([self.ledger.choices[op]], self.ledger.of(op))
+                report.warn(f"{rows}\n  (after a look at the KV caches)")
+        self._enforce_named()
 
     def served(self) -> None:
         """A step served requests; the first one is reported."""
@@ -217,6 +253,8 @@ class Installation:
             choice, self.ledger, self.settings, self.platform_note, self._fell_back
         )
         with binding:
+            if choice.op in self._kernels:
+                binding.adapter = _shims().adapt(self._kernels[choice.op], self.ledger)
             for seam in plan:
                 try:
                     _shims().bind(binding, seam, shim)
@@ -274,6 +312,32 @@ class Installation:
         if self.settings.strict:
             raise error
         report.warn(str(error))
+
+    def _named(self, op: str, name: str) -> Kernel[Any, Any, Any]:
+        """The kernel of this name; CompatError where it can't be had, or is for the other op."""
+        kernel = registry.find().load(name)
+        if KERNEL_OPS[kernel.op] != op:
+            raise CompatError(
+                f"INFERA_{op.upper()}={name}: it is no kernel for {op}",
+                found=f"a kernel for {kernel.op}",
+                expected=f"one for {' or '.join(x for x, of in KERNEL_OPS.items() if of == op)}",
+                do=f"Set INFERA_{KERNEL_OPS[kernel.op].upper()}={name} instead.",
+            )
+        return kernel
+
+    def _enforce_named(self) -> None:
+        """A kernel that was asked for by name must have got a layer."""
+        for choice in self.ledger.choices.values():
+            if choice.op not in self._kernels or self.ledger.bound(choice.op):
+                continue
+            layers = self.ledger.of(choice.op)
+            why = f"{layers[0].layer}: {layers[0].why_not}" if layers else "no such layers"
+            raise CompatError(
+                f"{choice.asked} was asked for {choice.op} and got none of {len(layers)} layers",
+                found=why,
+                expected="a layer that it takes",
+                do=f"Unset INFERA_{choice.op.upper()}.",
+            )
 
     def _enforce_choices(self) -> None:
         for choice in self.ledger.choices.values():

@@ -18,12 +18,14 @@ class Calls:
     serving: in steps that served requests.
     replayed: replays of the graphs that recorded it, where they are counted (INFERA_REPORT), else
         None.
+    handed: calls that a kernel left to stock, in a capture or in serving.
     """
 
     profile: int = 0
     capture: int = 0
     serving: int = 0
     replayed: int | None = None
+    handed: int = 0
 
     @property
     def fired(self) -> bool:
@@ -121,6 +123,11 @@ class Ledger:
         else:
             calls.profile += 1
 
+    def hand_over(self, op: str, layer: str) -> None:
+        """A layer's kernel leaves this call to stock. Hot path, as `count`."""
+        if self.phase == SERVING or self.capturing():
+            self._calls.setdefault((op, layer), Calls()).handed += 1
+
     def survey(self, layers: Iterable[Layer]) -> None:
         """Take down the layers of a model that was just built, on a new page: counts start anew."""
         self.layers = {(layer.op, layer.layer): layer for layer in layers}
@@ -148,6 +155,10 @@ class Ledger:
         for key, replayed in self.replays().items():
             calls.setdefault(key, Calls()).replayed = replayed
         return calls
+
+    def bound(self, op: str) -> int:
+        """How many of an op's layers are bound."""
+        return sum(layer.bound for layer in self.of(op))
 
     def of(self, op: str) -> list[Layer]:
         """The op's layers, in the model's order."""

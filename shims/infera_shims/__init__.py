@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
@@ -18,6 +18,9 @@ from infera_shims.shim import Shim
 
 if TYPE_CHECKING:
     from infera_compat.binding import Binding
+    from infera_compat.kernels.kernel import Kernel
+    from infera_compat.ledger import Ledger
+    from infera_shims.adapters.adapter import Adapter
 
 # Oldest first; each holds from its own line of releases on, until the next one's.
 LINES = ("v0_22", "v0_23", "v0_24", "main")
@@ -64,6 +67,31 @@ BINDS = {
     "moe.pluggable_layer": ("replaced", "bind_moe_layer"),
     "moe.model": ("whole_model", "bind"),
 }
+
+
+# By a kernel's op: its adapter (in adapters/), and the seams that can hand it a layer's calls.
+ADAPTERS = {
+    "attention": (
+        "attention.AttentionAdapter",
+        ("get_attn_backend_cls", "platform", "layer", "model"),
+    ),
+    "mla_decode": ("mla_decode.MlaDecodeAdapter", ("layer", "model")),
+    "experts": ("experts.ExpertsAdapter", ("modular_kernel",)),
+}
+
+
+def adapt(kernel: Kernel[Any, Any, Any], ledger: Ledger) -> Adapter:
+    """A kernel over the layers of a model that is about to be built."""
+    module, _, cls = ADAPTERS[kernel.op][0].partition(".")
+    made: Adapter = vars(importlib.import_module(f"infera_shims.adapters.{module}"))[cls](
+        kernel, ledger
+    )
+    return made
+
+
+def carries(seam: str, kernel: Kernel[Any, Any, Any]) -> bool:
+    """Whether a seam can hand layers to this kernel; the others only pass through."""
+    return seam in ADAPTERS[kernel.op][1]
 
 
 def bind(binding: Binding, seam: str, shim: Shim) -> None:

@@ -49,7 +49,7 @@ def _wrap(active: type, binding: Binding) -> None:
         raise Refused(f"{active.__qualname__}.{METHOD} is no classmethod of that class")
     binding.choice.notes.extend(_shared(stock))
     binding.originals.replace(active, METHOD, classmethod(_asking(stock.__func__, binding)))
-    backends.open_book(binding.ledger)
+    backends.open_book(binding)
     binding.originals.on_restore(backends.close_book)
     _forget_answers()
     binding.originals.on_restore(_forget_answers)

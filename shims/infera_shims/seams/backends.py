@@ -14,19 +14,20 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from infera_compat.ledger import Ledger
+    from infera_compat.binding import Binding
 
 OP = "attention"
 STOCK = "vllm."
 MADE = "vllm__"
-_ledger: Ledger | None = None
+CPU = "vllm.v1.attention.backends.cpu_attn"
+_binding: Binding | None = None
 _impls: dict[type, object] = {}
 
 
-def open_book(ledger: Ledger) -> None:
-    """Count the calls of the subclasses in `ledger`."""
-    global _ledger
-    _ledger = ledger
+def open_book(binding: Binding) -> None:
+    """Let the subclasses count in a binding's ledger, and hand their steps to its kernel."""
+    global _binding
+    _binding = binding
 
 
 def close_book() -> None:
@@ -85,11 +86,14 @@ def _subclass_backend(name: str, stock: Any) -> type:
 
 
 def _subclass_impl(stock: Any) -> type:
-    """A subclass of a stock implementation whose `forward` counts and hands over to stock's."""
-    ledger = _ledger
-    if ledger is None:
+    """A subclass of a stock implementation: its `forward` is a kernel's, or counts and is stock's.
+
+    On the CPU a kernel has the cache written in an order of its own.
+    """
+    if _binding is None:
         raise AssertionError("open_book() comes first")
-    count = ledger.count
+    count = _binding.ledger.count
+    adapter: Any = _binding.adapter
 
     def forward(
         self: Any,
@@ -104,7 +108,13 @@ def _subclass_impl(stock: Any) -> type:
         output_block_scale: Any = None,
         **more: Any,
     ) -> Any:
-        count(OP, layer.layer_name)
+        if adapter is None:
+            count(OP, layer.layer_name)
+        elif not more and adapter.run(
+            layer, query, kv_cache, attn_metadata, output, output_scale, output_block_scale
+        ):
+            count(OP, layer.layer_name)
+            return output
         return super(impl, self).forward(
             layer,
             query,
@@ -118,7 +128,17 @@ def _subclass_impl(stock: Any) -> type:
             **more,
         )
 
+    def do_kv_cache_update(
+        self: Any, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any
+    ) -> None:
+        if adapter.writes(layer):
+            adapter.write(layer, key, value, kv_cache, slot_mapping)
+        else:
+            super(impl, self).do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+
     body = {"__module__": __name__, "__doc__": stock.__doc__, "forward": forward}
+    if adapter is not None and stock.__module__ == CPU and "do_kv_cache_update" in vars(stock):
+        body["do_kv_cache_update"] = do_kv_cache_update
     impl: Any = types.new_class(
         stock.__name__, (stock,), exec_body=lambda namespace: namespace.update(body)
     )

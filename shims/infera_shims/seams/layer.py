@@ -9,16 +9,17 @@ check that vLLM makes of a backend or an impl sees the stock object.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from infera_compat.kernels.kernel import MLA_DECODE
 from infera_shims.needs import ATTENTION, MLA_ATTENTION
 from infera_shims.seams import backends, owners, shadowed
 
 if TYPE_CHECKING:
     from infera_compat.binding import Binding
-    from infera_compat.ledger import Ledger
     from infera_shims.shim import Shim
 
 NAME = "layer"
@@ -32,15 +33,66 @@ LAYERS = {
 class Shadow:
     """Our stand-in for one method of a layer's impl, over whatever stood there before."""
 
-    def __init__(self, stock: Any, seam: str, layer: str, ledger: Ledger) -> None:
+    def __init__(self, stock: Any, seam: str, layer: str, method: str, binding: Binding) -> None:
         """Stand before `stock`, and count under the layer's name."""
         self.stock, self.seam, self.layer = stock, seam, layer
-        self._count = ledger.count
+        self._count = binding.ledger.count
+        self._adapter, self._by_kernel = binding.adapter, BY_KERNEL.get(method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Count, and hand over: the same arguments in, what stock returns out."""
-        self._count("attention", self.layer)
+        """Count, and hand over: the same arguments in, what stock returns out.
+
+        With a kernel: what that returns, and a count, where it took the step.
+        """
+        if self._adapter is None:
+            self._count("attention", self.layer)
+        elif self._by_kernel is not None:
+            returned = self._by_kernel(self._adapter, *args, **kwargs)
+            if returned is not None:
+                self._count("attention", self.layer)
+                return returned
         return self.stock(*args, **kwargs)
+
+
+class CacheWrite:
+    """Our stand-in for the cache update of a layer that a kernel has written in its own order."""
+
+    def __init__(self, stock: Any, adapter: Any) -> None:
+        """Stand before `stock`."""
+        self.stock, self._adapter = stock, adapter
+
+    def __call__(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
+        """Write the cache, or let stock."""
+        if self._adapter.writes(layer):
+            self._adapter.write(layer, key, value, kv_cache, slot_mapping)
+        else:
+            self.stock(layer, key, value, kv_cache, slot_mapping)
+
+
+def _forward(
+    adapter: Any,
+    layer: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    kv_cache: Any,
+    attn_metadata: Any,
+    output: Any,
+    output_scale: Any = None,
+    output_block_scale: Any = None,
+) -> Any:
+    ran = adapter.run(
+        layer, query, kv_cache, attn_metadata, output, output_scale, output_block_scale
+    )
+    return output if ran else None
+
+
+def _forward_mqa(adapter: Any, q: Any, kv_cache: Any, attn_metadata: Any, layer: Any) -> Any:
+    return adapter.run(layer, q, kv_cache, attn_metadata)
+
+
+BY_KERNEL: Mapping[str, Callable[..., Any]] = {"forward": _forward, "forward_mqa": _forward_mqa}
+"""How a method's arguments go to a kernel; the result is None where it did not run."""
 
 
 def bind(binding: Binding, shim: Shim) -> None:
@@ -75,9 +127,15 @@ def shadow(layer: Any, seam: str, binding: Binding) -> None:
     impl = layer.impl
     if backends.is_ours(impl) or of(impl) or reason_against(layer):
         return
+    adapter = binding.adapter
+    if adapter is not None and (adapter.kernel.op == MLA_DECODE) != hasattr(impl, "forward_mqa"):
+        return
     for method in methods_of(layer):
-        ours = Shadow(getattr(impl, method), seam, layer.layer_name, binding.ledger)
+        ours = Shadow(getattr(impl, method), seam, layer.layer_name, method, binding)
         shadowed.put(impl, method, ours, binding.originals)
+    if adapter is not None and type(impl).__module__ == backends.CPU:
+        write = CacheWrite(impl.do_kv_cache_update, adapter)
+        shadowed.put(impl, "do_kv_cache_update", write, binding.originals)
 
 
 def methods_of(layer: Any) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from infera_compat.errors import Refused
 from infera_compat.ledger import Choice, Layer, Ledger
 from infera_shims.seams import (
     backends,
@@ -45,13 +46,46 @@ def layers(worker: Any, installation: Installation) -> Iterator[Layer]:
         raise AssertionError("before_model() comes first")
     moe = installation.shim.moe_layer.value
     moe_class = _loaded(moe.held_by)
-    ledger = installation.ledger
+    ledger, adapters = installation.ledger, installation.adapters()
+    for adapter in adapters.values():
+        adapter.config = worker.vllm_config
     context = worker.vllm_config.compilation_config.static_forward_context
     for name, built in context.items():
         if isinstance(built, base.AttentionLayerBase):
-            yield _attention(name, built, ledger)
+            found = _attention(name, built, ledger)
+            yield _decided(found, adapters.get("attention"), built)
         elif moe_class is not None and isinstance(built, moe_class):
-            yield _moe(name, built, ledger, moe)
+            found = _moe(name, built, ledger, moe)
+            yield _decided_moe(found, adapters.get("moe"), built, moe)
+
+
+def _decided(found: Layer, adapter: Any, built: Any) -> Layer:
+    """A layer that a seam reached, once the kernel that is to run it said whether it takes it."""
+    if adapter is None or not found.bound:
+        return found
+    try:
+        adapter.decide(found.layer, built)
+    except Refused as refusal:
+        return Layer(found.op, found.layer, found.over, why_not=str(refusal))
+    return found
+
+
+def _decided_moe(found: Layer, adapter: Any, built: Any, where: MoeLayer) -> Layer:
+    """The same of a MoE layer, whose kernel judges the weights as they lie."""
+    if adapter is None or not found.bound:
+        return found
+    method = attrgetter(where.method)(built)
+    path = where.method.rpartition(".")[0]
+    holder = attrgetter(path)(built) if path else built
+    shadow = modular_kernel.of(method)
+    if shadow is None:
+        raise AssertionError("a kernel is bound by the modular kernel alone")
+    experts = method.moe_kernel.impl.fused_experts
+    try:
+        shadow.spec = adapter.decide(found.layer, experts, holder, shadow.spec)
+    except Refused as refusal:
+        return Layer(found.op, found.layer, found.over, why_not=str(refusal))
+    return found
 
 
 def watch_graphs(worker: Any, installation: Installation) -> None:

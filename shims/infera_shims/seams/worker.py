@@ -69,6 +69,8 @@ def _follow(worker: Any, installation: Installation) -> None:
     def warm(*args: Any, **kwargs: Any) -> Any:
         # The V2 model runner warms up by whole steps (vllm/v1/worker/gpu_worker.py).
         state["warming"] = True
+        with harmless("warming up the kernels", strict):
+            installation.warm_up()
         try:
             return warm_up(*args, **kwargs)
         finally:

@@ -1,0 +1,140 @@
+"""What every adapter has: the kernel, the layers that it takes, the scratch that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from infera_compat.errors import Refused
+from infera_compat.kernels.kernel import Kernel
+from infera_compat.ledger import Ledger
+
+
+@dataclass
+class Adapter:
+    """A kernel over the layers of one model.
+
+    kernel: the kernel. ledger: the process's book. config: the worker's VllmConfig, once a model is
+    built. specs: by the name of each layer that the kernel takes, what it was told of it.
+    workspace: the scratch that all of them share, uint8, or None.
+    """
+
+    kernel: Kernel[Any, Any, Any]
+    ledger: Ledger
+    config: Any = None
+    specs: dict[str, Any] = field(default_factory=dict)
+    workspace: torch.Tensor | None = None
+
+    def admit(self, name: str, spec: Any) -> None:
+        """Let the kernel take a layer; Refused with the kernel's reason where it does not."""
+        reason = self.kernel.supports(spec)
+        if reason is not None:
+            raise Refused(f"{self.kernel.name} does not take it: {reason}")
+        self.specs[name] = spec
+
+    def reserve(self) -> None:
+        """Set the scratch aside, before vLLM profiles how much memory is left for its KV cache."""
+        if not self.specs:
+            return
+        sizes = self.sizes()
+        wanted = max((self.kernel.workspace(s, sizes) for s in set(self.specs.values())), default=0)
+        if wanted and self.config.parallel_config.enable_dbo:
+            for name in list(self.specs):
+                self.drop(name, "two batches at once (enable_dbo) would share its scratch")
+            return
+        self.workspace = (
+            torch.empty(wanted, dtype=torch.uint8, device=self.device) if wanted else None
+        )
+
+    def look_at_caches(self) -> None:
+        """Look at the KV caches that vLLM has made by now, where the op has any."""
+        return  # an op without
+
+    def warm_up(self) -> None:
+        """Compile all that the layers may need: before graphs are captured, and without graphs."""
+        for spec in set(self.specs.values()):
+            self.kernel.warm_up(spec, self.sizes(), self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the worker's layers."""
+        return torch.device(self.config.device_config.device)
+
+    def sizes(self) -> Any:
+        """The most that a step may hold, as the op's Sizes."""
+        raise NotImplementedError
+
+    def captured(self) -> tuple[int, ...]:
+        """The numbers of tokens that CUDA graphs are captured for."""
+        if self.config.model_config.enforce_eager:
+            return ()
+        return tuple(self.config.compilation_config.cudagraph_capture_sizes or ())
+
+    def drop(self, name: str, reason: str) -> None:
+        """A layer goes back to stock after all, before anything was served."""
+        del self.specs[name]
+        op = "moe" if self.kernel.op == "experts" else "attention"
+        layer = self.ledger.layers[op, name]
+        layer.seam, layer.kernel, layer.why_not = None, None, reason
+
+    def may_run(self, device: torch.device) -> bool:
+        """Whether a kernel that can't be captured is not being captured now."""
+        if self.kernel.captures or device.type != "cuda":
+            return True
+        return not torch.cuda.is_current_stream_capturing()
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Something that must hold before a kernel takes a layer."""
+
+    holds: bool
+    found: str
+    expected: str
+
+
+def check(gates: Iterator[Gate]) -> None:
+    """Raise Refused for the first gate that does not hold."""
+    for gate in gates:
+        if not gate.holds:
+            raise Refused(f"found {gate.found}, expected {gate.expected}")
+
+
+def has(thing: Any, name: str) -> bool:
+    """Whether a feature is there and in use; a release that does not know it has no such name."""
+    if not hasattr(thing, name):
+        return False
+    value = getattr(thing, name)
+    return value is not None and value is not False
+
+
+def everywhere(config: Any) -> Iterator[Gate]:
+    """What must hold for every op's layers."""
+    import vllm.envs
+
+    parallel = config.parallel_config
+    yield Gate(
+        not vllm.envs.VLLM_BATCH_INVARIANT,
+        "VLLM_BATCH_INVARIANT",
+        "kernels that may round by the batch",
+    )
+    yield Gate(
+        parallel.decode_context_parallel_size == 1
+        and not (
+            hasattr(parallel, "prefill_context_parallel_size")
+            and parallel.prefill_context_parallel_size > 1
+        ),
+        "context parallelism",
+        "every rank to see the whole context",
+    )
+
+
+def capability(device: str) -> tuple[int, int] | None:
+    """The compute capability of an NVIDIA GPU, else None."""
+    if device != "cuda" or torch.version.hip is not None:
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return major, minor
