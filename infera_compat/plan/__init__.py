@@ -1,0 +1,4 @@
+"""The integration plan of a kernel: ten sections, filled from its spec and from what was measured.
+
+Nothing here is measured: a plan reads the records in matrix/results, and says what is missing.
+"""
