@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from infera_shims.shim import Shim
 
 OPS = ("attention", "moe")
-# The kernels that are registered, by op: none yet.
-KERNELS: dict[str, tuple[str, ...]] = {"attention": (), "moe": ()}
 FINGERPRINT = "INFERA_COMPAT_FINGERPRINT"
 STEPS_TO_FIRE = 16
 """After so many steps that served, a bound layer that never ran is told of."""

@@ -1,0 +1,1 @@
+"""Whether a kernel keeps the contract: what `infera-compat verify` runs. torch, and never vLLM."""
