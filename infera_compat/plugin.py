@@ -10,14 +10,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
 from infera_compat import imports, report
 from infera_compat.errors import CompatError
 from infera_compat.harmless import harmless
-from infera_compat.install import KERNELS, Installation
-from infera_compat.settings import Settings, disabled
+from infera_compat.install import Installation
+from infera_compat.settings import Settings, disabled, names_a_kernel
 
 # Imported only where a worker is about to be built (v1/worker/worker_base.py resolves it by name).
 WORKER = "vllm.v1.worker.gpu_worker"
@@ -57,7 +58,7 @@ def _register(starts: bool) -> None:
             return
         installation = current()
         # Read anew: since the platform was asked for, the operator's script may have set more.
-        installation.settings = Settings.read(os.environ, KERNELS)
+        installation.settings = read_settings(os.environ)
     except CompatError:
         # Again where a model is built, by what the variables say then.
         if WORKER not in sys.modules:
@@ -92,8 +93,21 @@ def current() -> Installation:
     """This process's installation; the settings are read on the first call."""
     global _installation
     if _installation is None:
-        _installation = Installation(Settings.read(os.environ, KERNELS))
+        _installation = Installation(read_settings(os.environ))
     return _installation
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """The settings in `environ`; raises CompatError for one that means nothing.
+
+    Which kernels are installed is looked up only where one may be named: reading the metadata of
+    an environment like vLLM's takes some 10 ms, in each of its processes.
+    """
+    if not names_a_kernel(environ):
+        return Settings.read(environ, ())
+    from infera_compat.kernels import registry
+
+    return Settings.read(environ, registry.find().names())
 
 
 def _watch_worker(worker_base: ModuleType, installation: Installation) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from rich.table import Table
 
 from infera_compat import install
 from infera_compat.errors import OFF_SWITCH, CompatError
+from infera_compat.kernels import registry
+from infera_compat.plugin import read_settings
 from infera_compat.settings import REPORT, SEAMS, Settings, disabled
 
 FIELDS = {"event", "pid", "process", "role", "rank", "vllm", "steps", "layers", "unknown_layers"}
@@ -51,6 +55,7 @@ def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
             | {"seams": plans[op]}
             for op, choice in found["ops"].items()
         },
+        "kernels": _kernels(),
         "layers": None,
         "layers_note": NOT_KNOWN,
     }
@@ -64,11 +69,37 @@ def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
 def _settings(environ: Mapping[str, str], off: bool) -> Settings:
     """The settings; switched off, nothing reads them, so a bad one stops no start."""
     try:
-        return Settings.read(environ, install.KERNELS)
+        return read_settings(environ)
     except CompatError:
         if not off:
             raise
         return Settings()
+
+
+def _kernels() -> list[dict[str, str | None]]:
+    """Each kernel that is installed: of what op and whose, and why it can't be had, if it can't.
+
+    Imports them, and so torch.
+    """
+    found = registry.find()
+    # What somebody else's module prints is no part of our JSON.
+    with redirect_stdout(sys.stderr):
+        kernels, broken = found.load_all()
+    rows: list[tuple[registry.Entry, str | None, str, str | None]] = [
+        *((found.entries[name], kernel.op, "ok", None) for name, kernel in kernels.items()),
+        *((x.entry, None, "not loaded" if x.missing else "broken", str(x)) for x in broken),
+    ]
+    return [
+        {
+            "name": entry.name,
+            "op": op,
+            "distribution": entry.distribution,
+            "version": entry.version,
+            "state": state,
+            "why_not": why_not,
+        }
+        for entry, op, state, why_not in sorted(rows, key=lambda row: row[0])
+    ]
 
 
 def _loaded(environ: Mapping[str, str]) -> bool:
@@ -171,7 +202,24 @@ def _show_here(facts: dict[str, Any], release: str, console: Console) -> None:
         for seam, fate in choice["seams"].items():
             table.add_row("", "", "", seam, escape(fate))
     console.print(table)
+    console.print(_kernel_table(facts["kernels"]))
     console.print(f"layers: {NOT_KNOWN}", highlight=False)
+
+
+def _kernel_table(kernels: list[dict[str, str | None]]) -> Table:
+    table = Table(title=None if kernels else "no kernel is installed", title_justify="left")
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("op")
+    table.add_column("from")
+    table.add_column("state", overflow="fold")
+    for kernel in kernels:
+        table.add_row(
+            escape(str(kernel["name"])),
+            kernel["op"] or "–",
+            escape(f"{kernel['distribution']} {kernel['version']}"),
+            escape(kernel["why_not"] or str(kernel["state"])),
+        )
+    return table
 
 
 def _plans(installation: install.Installation, op: str) -> dict[str, str]:

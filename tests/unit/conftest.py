@@ -1,9 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fake_kernels import Shelf
+from fake_kernels import shelf as make_shelf
 from fake_vllm import Fake, build
 from hypothesis import settings
 
@@ -25,3 +27,10 @@ def make_fake(tmp_path: Path) -> Callable[..., Fake]:
         return build(tmp_path / f"site-{line}", line, **habits)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
+    """A folder on this process's path for distributions with kernels; no others are found."""
+    with make_shelf(tmp_path / "shelf", monkeypatch) as made:
+        yield made

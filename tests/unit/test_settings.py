@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infera_compat.errors import OFF_SWITCH, CompatError
-from infera_compat.settings import MODES, NO, SEAMS, YES, Settings, disabled
+from infera_compat.settings import MODES, NO, SEAMS, YES, Settings, disabled, names_a_kernel
 
-NO_KERNELS: dict[str, tuple[str, ...]] = {"attention": (), "moe": ()}
-KERNELS = {"attention": ("decode",), "moe": ("experts",)}
+NO_KERNELS: tuple[str, ...] = ()
+KERNELS = ("decode", "experts")
 
 
 def test_nothing_set_asks_for_nothing() -> None:
@@ -28,11 +28,20 @@ def test_each_mode_of_each_op_is_read(op: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["attention", "moe"])
-def test_a_kernel_is_asked_for_by_its_name_and_for_its_own_op_alone(op: str) -> None:
-    own, other = KERNELS[op][0], KERNELS["moe" if op == "attention" else "attention"][0]
-    assert Settings.read({f"INFERA_{op.upper()}": own}, KERNELS).asked(op) == own
-    with pytest.raises(CompatError, match=f"a kernel: {own}"):
-        Settings.read({f"INFERA_{op.upper()}": other}, KERNELS)
+def test_a_kernel_is_asked_for_by_its_name(op: str) -> None:
+    variable = f"INFERA_{op.upper()}"
+    for name in KERNELS:
+        assert Settings.read({variable: name}, KERNELS).asked(op) == name
+    with pytest.raises(CompatError, match="or a kernel: decode, experts"):
+        Settings.read({variable: "decod"}, KERNELS)
+
+
+@pytest.mark.parametrize("op", ["attention", "moe"])
+def test_kernels_are_asked_after_only_where_one_may_be_named(op: str) -> None:
+    variable = f"INFERA_{op.upper()}"
+    assert not names_a_kernel({})
+    assert not any(names_a_kernel({variable: f" {mode} "}) for mode in ("", *MODES))
+    assert names_a_kernel({variable: "decode"})
 
 
 @pytest.mark.parametrize("name", ["INFERA_ATTENTION", "INFERA_MOE"])
@@ -149,3 +158,48 @@ def test_any_value_is_read_or_stops_with_the_way_out(name: str, value: str) -> N
 def test_a_variable_that_was_renamed_is_told() -> None:
     settings = Settings.read({"INFERA_PLATFORM": "1"}, NO_KERNELS)
     assert settings.misspelt == (("INFERA_PLATFORM", "INFERA_ATTENTION_SEAM"),)
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"),
+    [
+        ("", "auto"),
+        (" auto ", "auto"),
+        ("all", "all"),
+        (" tables/h200.json", Path("tables/h200.json")),
+        ("~/h200.json", Path("~/h200.json").expanduser()),
+    ],
+)
+def test_the_table_of_kernels_is_a_word_or_a_file(value: str, meaning: str | Path) -> None:
+    assert Settings.read({"INFERA_KERNEL_TABLE": value}, NO_KERNELS).kernel_table == meaning
+
+
+@pytest.mark.parametrize("value", ["ALL", "everywhere", "tables/", "h200.toml", ".json"])
+def test_a_table_that_is_neither_stops_and_lists_both(value: str) -> None:
+    with pytest.raises(CompatError) as caught:
+        Settings.read({"INFERA_KERNEL_TABLE": value}, NO_KERNELS)
+    words = ("INFERA_KERNEL_TABLE", repr(value), "auto", "all", ".json", OFF_SWITCH)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({}, None),
+        ({"HOME": "/home/a"}, "/home/a/.cache/infera-compat"),
+        ({"HOME": "/home/a", "XDG_CACHE_HOME": "/cache"}, "/cache/infera-compat"),
+        ({"HOME": "/home/a", "XDG_CACHE_HOME": "cache"}, "/home/a/.cache/infera-compat"),
+        ({"HOME": "/home/a", "XDG_CACHE_HOME": ""}, "/home/a/.cache/infera-compat"),
+        ({"HOME": "", "INFERA_CACHE_DIR": " /mine "}, "/mine"),
+        ({"XDG_CACHE_HOME": "/cache", "INFERA_CACHE_DIR": "mine"}, "mine"),
+    ],
+)
+def test_tuned_settings_lie_where_caches_do(environ: dict[str, str], folder: str | None) -> None:
+    found = Settings.read(environ, NO_KERNELS).cache_dir
+    assert found == (None if folder is None else Path(folder))
+
+
+@pytest.mark.parametrize("name", ["INFERA_REPORT", "INFERA_CACHE_DIR", "INFERA_KERNEL_TABLE"])
+def test_a_home_that_nobody_has_is_no_path(name: str) -> None:
+    with pytest.raises(CompatError, match=f"{name} is no path"):
+        Settings.read({name: "~nobody-of-this-name/a.json"}, NO_KERNELS)

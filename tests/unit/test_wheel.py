@@ -77,11 +77,15 @@ def test_it_runs_on_every_python_that_vllm_runs_on(metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
 
 
-def test_it_has_both_entry_points_and_the_command(info: Path) -> None:
+def test_it_has_its_entry_points_and_the_command(info: Path) -> None:
     words = (info / "entry_points.txt").read_text().split("\n")
     assert [word for word in words if word] == [
         "[console_scripts]",
         "infera-compat = infera_compat.cli:main",
+        "[infera_compat.kernels]",
+        "reference_attention = infera_compat.kernels.attention.reference:KERNEL",
+        "reference_experts = infera_compat.kernels.experts.reference:KERNEL",
+        "reference_mla_decode = infera_compat.kernels.mla_decode.reference:KERNEL",
         "[vllm.general_plugins]",
         "infera_compat = infera_compat.plugin:register_ops",
         "[vllm.platform_plugins]",
