@@ -72,6 +72,59 @@ def demo(
     raise typer.Exit(status)
 
 
+@app.command()
+def verify(
+    name: Annotated[str, typer.Argument(help="An installed kernel, or module:attribute.")],
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda. Default: a GPU where there is one.")
+    ] = None,
+    as_json: AsJson = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The record's file. Default, in a checkout: in matrix/results."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A check to run; may be given again. Default: all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+) -> None:
+    """Whether a kernel keeps the contract: runs it on many calls, starts no engine.
+
+    Status 0 where nothing failed; 1 where something did. What could not be run here says why.
+    """
+    from infera_compat.cli import verify as verify_command
+
+    with _told_plainly(as_json):
+        status = verify_command.verify(name, device, out, only or [], seed, as_json, _console())
+    raise typer.Exit(status)
+
+
+@app.command()
+def plan(
+    name: Annotated[str, typer.Argument(help="The kernel.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="The page. Default: docs/plans/NAME.md."),
+    ] = None,
+    check_it: Annotated[
+        bool,
+        typer.Option("--check", help="Write nothing: status 1 where the page is stale or gapped."),
+    ] = False,
+    as_json: AsJson = False,
+    checkout: Annotated[Path, typer.Option(help="The project's root.")] = Path(),
+) -> None:
+    """Write a kernel's integration plan from its spec and from what was measured of it.
+
+    What was not measured stands there as not measured, with the command that would. --check asks
+    the twelve questions of a review. NAME.toml beside the page holds what its author adds.
+    """
+    from infera_compat.cli import plan as plan_command
+
+    with _told_plainly(as_json):
+        status = plan_command.plan(name, output, check_it, as_json, checkout, _console())
+    raise typer.Exit(status)
+
+
 @matrix.command()
 def check(
     release: Annotated[

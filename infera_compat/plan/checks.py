@@ -18,7 +18,8 @@ class Point:
 
 EAGER = (
     Point("right numbers in each element type, for odd, tiny and large shapes", "numerics"),
-    Point("outputs are written whole, padding is not read", "poison"),
+    Point("used rows are written whole, and nothing around them", "poison"),
+    Point("nothing of padding reaches a used row", "padding"),
 )
 """What holds without graphs, of every op."""
 
@@ -29,7 +30,7 @@ PAGED = (
 CHUNKED: Mapping[str, tuple[Point, ...]] = {
     kernels.ATTENTION: (Point("prefill, chunked prefill and decode mixed in one call", "mixed"),),
     kernels.MLA_DECODE: (Point("requests of other lengths, padded rows among them", "mixed"),),
-    kernels.EXPERTS: (Point("any number of tokens, whichever requests they are of", "numerics"),),
+    kernels.EXPERTS: (Point("a step's tokens give the same as the parts it is cut into", "mixed"),),
 }
 """By op: what a batch of vLLM's scheduler needs of it."""
 
@@ -50,9 +51,24 @@ COMPILER = (
     Point("torch.compile without a graph break", "compile"),
 )
 REST = (
+    Point("any strides that the contract allows", "strides"),
+    Point("no input is changed", "inputs"),
+    Point("tensors of more than 2**31 elements", "offsets"),
+    Point("two threads at once", "threads"),
     Point("the same bits in each repeat", "determinism"),
-    Point("workspace bytes as asked for", "workspace"),
+    Point("the workspace is as large as asked for, and no more is touched", "workspace"),
     Point("warm-up time", "warm-up"),
     Point("no access outside its memory (compute-sanitizer)", "sanitizer"),
     Point("compiles for sm_80, sm_90, sm_100, gfx942, gfx950", "targets"),
 )
+
+EVERY = (
+    *EAGER,
+    *PAGED,
+    *(point for points in CHUNKED.values() for point in points),
+    *SHARDS,
+    *CAPTURE,
+    *COMPILER,
+    *REST,
+)
+"""All of them; several may have the same check."""

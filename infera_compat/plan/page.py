@@ -90,7 +90,7 @@ def _answers(support: probing.Support, aspect: str) -> tuple[str, str, str]:
     found = support.of(aspect)
     takes = (answer.shown for answer in found if answer.why_not is None)
     refuses = (f"{answer.shown}: {answer.why_not}" for answer in found if answer.why_not)
-    return aspect, joined(takes), "; ".join(refuses)
+    return aspect, "; ".join(takes), "; ".join(refuses)
 
 
 def _plug_in(facts: Facts) -> str:
@@ -99,7 +99,6 @@ def _plug_in(facts: Facts) -> str:
         (
             point.release,
             point.shim,
-            code(point.symbol or "no such symbol"),
             point.symbols,
             *(known.status for known in point.modes.values()),
             joined(point.others),
@@ -121,7 +120,18 @@ def _plug_in(facts: Facts) -> str:
         '"By contract only" is not measured: '
         f"`make matrix` would on a CPU; on a GPU, {points.DO}.\n\n"
     )
-    heads = ("release", "shim", "upstream symbol", "symbols it stands on", *points.MODES)
+    symbols = dict.fromkeys(point.symbol or "(no such symbol)" for point in facts.points)
+    where = (
+        f"{code(symbol)} in "
+        + (
+            "each"
+            if len(symbols) == 1
+            else joined(x.release for x in facts.points if x.symbol == symbol)
+        )
+        for symbol in symbols
+    )
+    text += f"Upstream it is {'; '.join(where)}.\n\n"
+    heads = ("release", "shim", "symbols it stands on", *points.MODES)
     text += table((*heads, "can be forced instead"), rows)
     return f"{text}\n\n{items(reasons)}" if reasons else text
 
@@ -133,8 +143,8 @@ def _caches(facts: Facts) -> str:
         (
             layout.backend,
             layout.releases,
-            code(layout.regime) if layout.regime else "packed",
-            f"no: {layout.why_not}" if layout.why_not else "by strided views",
+            code(layout.regime) if layout.regime else "packed by stock",
+            _bound(layout),
             joined(f"{release}: {said}" for release, said in layout.probed.items()) or NOT_MEASURED,
         )
         for layout in facts.layouts
@@ -149,17 +159,24 @@ def _caches(facts: Facts) -> str:
         "heads, D channels, C a token's channels of MLA). The kernel takes strides, the shim makes "
         "the views. The last column is what the probe of the views said on a GPU, over all layouts "
         f"of the cache; {caches.DO} measures it.\n\n"
-        + table(("backend", "releases", "lies as", "readable", "probed"), rows)
+        + table(("backend", "releases", "lies as", "a kernel is bound", "probed"), rows)
         + f"\n\nQuantised caches: {said or NOT_MEASURED}."
     )
+
+
+def _bound(layout: caches.Layout) -> str:
+    if layout.why_not is not None:
+        return f"no: {layout.why_not}"
+    return "yes, its layers write the cache themselves" if layout.own else "yes, by strided views"
 
 
 def _batching(facts: Facts) -> str:
     op = facts.identity.op
     told = {
         kernels.ATTENTION: "Requests come and go in each step: `block_table`, `seq_lens` and "
-        "`query_start_loc` say which tokens are whose. `slot_mapping` is stock's: the step's keys "
-        "and values are in the cache before the kernel runs.",
+        "`query_start_loc` say which tokens are whose. The step's keys and values are in the "
+        "cache before the kernel runs, put there by `slot_mapping`: by stock, or by the adapter "
+        "where section 3 says that the layers write it.",
         kernels.MLA_DECODE: "Only the decode tokens of a step come here, by `block_table` and "
         "`seq_lens`; prefill and its chunks are stock's `forward_mha`. `slot_mapping` is stock's.",
         kernels.EXPERTS: "The op sees tokens, not requests: no block_table, no slot_mapping. A "
@@ -233,7 +250,7 @@ def _testing(facts: Facts) -> str:
                 proof.told["torch"],
                 proof.told["triton"] or "",
                 proof.told["date"],
-                proof.told["commit"],
+                proof.told["commit"] or "",
             )
             for proof in facts.proofs.records
         ]  # fmt: skip

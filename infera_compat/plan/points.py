@@ -45,9 +45,9 @@ POINTS: Mapping[str, Seam] = {
         "get_attn_backend_cls",
         ":Platform.get_attn_backend_cls",
         "every release has it under one signature, vLLM itself asks it for the backend, and it "
-        "returns a subclass of the stock backend: the cache, its layout, its writes and the "
-        "metadata stay stock's, and only `impl.forward` is ours. Layers that never ask it come by "
-        "the layer seam",
+        "returns a subclass of the stock backend: on a GPU the cache, its writes and the metadata "
+        "stay stock's, and only `impl.forward` is ours. Layers that never ask it come by the "
+        "layer seam",
         (*DENSE, EXPERTS),
     ),
     kernels.MLA_DECODE: Seam(

@@ -140,7 +140,7 @@ GRID: Mapping[str, tuple[Case, ...]] = {
         *_heads(
             TENSOR_PARALLEL,
             *((f"TP {size}", 32 // size, 8 // size) for size in TP_SIZES),
-            ("TP 16, KV heads held twice", 2, 1),
+            ("TP 16 with KV heads held twice", 2, 1),
         ),
     ),
     kernels.MLA_DECODE: (
@@ -168,7 +168,7 @@ GRID: Mapping[str, tuple[Case, ...]] = {
         Case("router's weights", "on the output", {}),
         Case("router's weights", "on the input", {"weights_on_input": True}),
         *(
-            Case("experts, K, N", f"{e}, {k}, {n}", _experts)
+            Case("sizes", f"E{e} K{k} N{n}", _experts)
             for e, k, n, _experts in (
                 (e, k, n, {"experts": e, "global_experts": e, "hidden": k, "intermediate": n,
                            "top_k": min(e, top)})
@@ -188,7 +188,7 @@ GRID: Mapping[str, tuple[Case, ...]] = {
         *(
             Case(
                 EXPERT_PARALLEL,
-                f"EP {size}: {128 // size} of 128, mapped",
+                f"EP {size}: {128 // size} of 128",
                 {"experts": 128 // size, "mapped": True},
             )
             for size in (2, 4, 8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,22 +132,10 @@ def _proof(file: Path, body: Mapping[str, Any], op: str) -> Proof:
             Outcome(x["check"], x["status"], str(x["detail"] or ""), where, int(x["cases"] or 0))
             for x in body["outcomes"]
         )
-        refused = tuple(_said(x) for x in body["refused"])
+        refused = tuple(f"{x['case']}: {x['why']}" for x in body["refused"])
     except (TypeError, KeyError, ValueError) as error:
-        expected = "outcomes, each with check, status, detail and cases"
+        expected = "outcomes (check, status, detail, cases) and refused cases (case, why)"
         raise files.damaged(file, f"{type(error).__name__}: {error}", expected) from error
     if unknown := {x.status for x in outcomes} - set(STATUSES):
         raise files.damaged(file, f"a check is {unknown}", f"one of {', '.join(STATUSES)}")
     return Proof(file, {name: body[name] for name in TOLD}, outcomes, refused)
-
-
-def _said(refused: Any) -> str:
-    """A spec that the kernel refused in the run, as one line."""
-    if isinstance(refused, Mapping):
-        return ", ".join(f"{name}: {value}" for name, value in refused.items())
-    return str(refused)
-
-
-def worst(outcomes: Iterable[Outcome]) -> str:
-    """The worst status of some checks."""
-    return min((x.status for x in outcomes), key=STATUSES.index, default=NOT_RUN)

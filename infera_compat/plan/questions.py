@@ -88,8 +88,8 @@ def _block_table(facts: Facts) -> Found:
     if not found.answered:
         return found
     return Found(
-        f"{found.told}; slot_mapping stays stock's, which writes the cache; layouts of "
-        f"{len(set(readable))} backends"
+        f"{found.told}; slot_mapping: the cache is written before the kernel runs; read over "
+        f"{', '.join(dict.fromkeys(readable))}"
     )
 
 

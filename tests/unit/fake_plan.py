@@ -40,21 +40,7 @@ MATRIX = {
 RUN = {"torch": "2.11.0", "triton": "3.6", "commit": "abc", "date": "2026-01-01"}
 H200 = "NVIDIA H200"
 
-CHECKS = tuple(
-    dict.fromkeys(
-        point.check
-        for group in (
-            checks.EAGER,
-            checks.PAGED,
-            *checks.CHUNKED.values(),
-            checks.SHARDS,
-            checks.CAPTURE,
-            checks.COMPILER,
-            checks.REST,
-        )
-        for point in group
-    )
-)
+CHECKS = tuple(dict.fromkeys(point.check for point in checks.EVERY))
 PROSE = """\
 tolerance = "Two roundings of bfloat16."
 justification = "It fills all SMs where stock's grid does not."
@@ -166,7 +152,7 @@ class Desk:
                      "seconds": 0.1}
                     for check, its in status.items()
                 ],
-                "refused": ["a spec"],
+                "refused": [{"case": "a case", "why": "found x, expected y"}],
                 "passed": "fail" not in status.values(),
             },
         )  # fmt: skip

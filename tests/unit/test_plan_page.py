@@ -126,7 +126,7 @@ def test_a_record_that_does_not_count_is_told_with_the_reason(desk: Desk) -> Non
 def test_the_plug_in_point_has_the_matrix_s_status(desk: Desk, status: str) -> None:
     desk.seam(status)
     (row,) = [x for x in section(desk, 2).splitlines() if x.startswith(f"| {NEWEST} |")]
-    assert row.split(" | ")[6] == status
+    assert row.split(" | ")[5] == status
     assert ("a reason" in section(desk, 2)) == (status != cells.EQUAL)
 
 
@@ -141,11 +141,20 @@ def test_each_release_s_shim_names_the_plug_in_point_s_symbol(tmp_path: Path, ke
 
 def test_the_layout_of_a_cache_is_that_of_each_release(desk: Desk) -> None:
     rows = [x for x in section(desk, 3).splitlines() if x.startswith("| FLASH_ATTN |")]
-    assert [row.split(" | ")[1:3] for row in rows] == [
-        ["0.22.0", "`(2, B, N, H, D)`"],
-        [NEWEST, "`(B, H, N, 2D)`"],
+    assert [row.split(" | ")[1:4] for row in rows] == [
+        ["0.22.0", "`(2, B, N, H, D)`", "yes, by strided views"],
+        [NEWEST, "`(B, H, N, 2D)`", "yes, by strided views"],
     ]
     assert all(row.endswith("| not measured |") for row in rows)
+
+
+def test_over_which_backends_a_kernel_is_bound_is_the_adapters_list(desk: Desk) -> None:
+    rows = [x.split(" | ") for x in section(desk, 3).splitlines()]
+    bound = {(row[0].strip("| "), row[1]): row[3] for row in rows if len(row) == 5}
+    assert bound["CPU_ATTN", "0.22.0"] == "no: its metadata is read from 0.24 on"
+    assert bound["CPU_ATTN", NEWEST] == "yes, its layers write the cache themselves"
+    assert bound["FLASHINFER", NEWEST].startswith("no: its metadata is not read")
+    assert bound["ROCM_ATTN", f"0.22.0 – {NEWEST}"].startswith("no: its contents are packed")
 
 
 def test_a_probe_of_the_views_is_told(desk: Desk) -> None:

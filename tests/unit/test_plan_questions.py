@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from fake_plan import KERNELS, NEWEST, PROSE, Desk, EagerOnly, FakeAttention, Never, OneRankAlone
 
+from infera_compat.kernels import conformance
 from infera_compat.matrix import cells
 from infera_compat.plan import checks, questions, risks
 
@@ -73,6 +75,13 @@ BREAKS: dict[int, tuple[Change, ...]] = {
         lambda desk: desk.bench({"chosen": False}, {"chosen": False, "B": 2}),
     ),
 }
+
+
+def test_a_plan_asks_for_each_check_of_verify_and_for_no_other() -> None:
+    # Read, not imported: it needs torch.
+    source = Path(str(conformance.__file__)).with_name("check.py").read_text("utf-8")
+    names = re.findall(r"Check\(\s*\"([^\"]+)\"", source)
+    assert sorted({point.check for point in checks.EVERY}) == sorted(names)
 
 
 def test_there_are_twelve_and_each_has_a_break() -> None:

@@ -104,6 +104,7 @@ def test_a_record_of_a_kernel_with_a_longer_name_is_not_this_one_s(desk: Desk) -
         ({"op": "experts"}, "op experts"),
         ({"outcomes": [{"check": "x"}]}, "KeyError"),
         ({"outcomes": [{"check": "x", "status": "ok", "detail": "", "cases": 1}]}, "'ok'"),
+        ({"refused": ["a case"]}, "TypeError"),
         ({"kernel": None}, None),
     ],
 )
