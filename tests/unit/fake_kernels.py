@@ -86,5 +86,7 @@ def shelf(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Shelf]:
     before = set(sys.modules)
     yield made
     for name in set(sys.modules) - before:
-        if str(vars(sys.modules[name]).get("__file__")).startswith(str(folder)):
+        module = sys.modules[name]
+        # What was not there before need be no module: a None keeps one from being imported.
+        if module is not None and str(vars(module).get("__file__")).startswith(str(folder)):
             del sys.modules[name]
