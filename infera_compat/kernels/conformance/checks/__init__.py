@@ -1,0 +1,1 @@
+"""The checks, a module for each kind: functions from a Subject to Trials."""

@@ -1,0 +1,133 @@
+"""The kernel that is being checked, and what the checks need to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any
+
+import torch
+
+from infera_compat.kernels.conformance import buffers
+from infera_compat.kernels.conformance.attention import AttentionCases
+from infera_compat.kernels.conformance.cases import Case, Cases, compare
+from infera_compat.kernels.conformance.compilations import watched
+from infera_compat.kernels.conformance.experts import ExpertsCases
+from infera_compat.kernels.conformance.mla_decode import MlaDecodeCases
+from infera_compat.kernels.conformance.outcome import Trial
+from infera_compat.kernels.kernel import ATTENTION, EXPERTS, MLA_DECODE, Kernel
+
+CASES: Mapping[str, type[Cases[Any]]] = {
+    ATTENTION: AttentionCases,
+    MLA_DECODE: MlaDecodeCases,
+    EXPERTS: ExpertsCases,
+}
+
+Replay = Callable[[], None]
+FAR = 2**31
+"""Elements that an offset of 32 bits does not reach."""
+
+
+def cuda_graph(run: Callable[[], None]) -> Replay:
+    """Record what a function puts on the device; returns what runs it again."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize()
+
+    return replay
+
+
+@dataclass
+class Subject:
+    """A kernel on a device.
+
+    asked: the name by which another process loads the kernel. refused: by what a case needs, why
+    the kernel does not take it: no case of it is made. late: Triton's functions that were compiled
+    after warm_up, by case; early: those of warm_up. warm_ups: seconds of each. record: how a CUDA
+    graph is recorded. far: how many elements into a tensor an offset must reach.
+    """
+
+    kernel: Kernel[Any, Any, Any]
+    device: torch.device
+    seed: int = 0
+    asked: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
+    late: dict[str, list[str]] = field(default_factory=dict)
+    early: list[str] = field(default_factory=list)
+    warm_ups: list[float] = field(default_factory=list)
+    record: Callable[[Callable[[], None]], Replay] = cuda_graph
+    far: int = FAR
+    _bytes: dict[Any, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make cases for the kernel's op."""
+        self.cases = self.cases_of(self.seed)
+
+    def cases_of(self, seed: int) -> Cases[Any]:
+        """The op's cases with other random numbers."""
+        return CASES[self.kernel.op](self.kernel, self.device, seed)
+
+    def takes(self, plan: Any) -> bool:
+        """Whether the kernel takes a plan's calls; else why not is noted."""
+        reason = self.kernel.supports(plan.spec)
+        why = self.cases.refusal(plan) if reason is None else f"refused by supports: {reason}"
+        if why is not None:
+            self.refused[self.cases.name(plan)] = why
+        return why is None
+
+    def made(self, plans: Iterable[Any], cases: Cases[Any] | None = None) -> Iterator[Case]:
+        """The cases of those plans that the kernel takes, each ready to run."""
+        maker = self.cases if cases is None else cases
+        for plan in plans:
+            if self.takes(plan):
+                case = maker.make(plan)
+                yield replace(case, call=self.equipped(case.call))
+
+    def equipped(self, call: Any) -> Any:
+        """The call with a workspace of its own, after a warm-up for its spec."""
+        count = self.prepared(call.spec)
+        return replace(call, workspace=buffers.scratch_bytes(count, self.device) if count else None)
+
+    def prepared(self, spec: Any) -> int:
+        """Warm the kernel up for a spec, once; returns the bytes of workspace it asks for."""
+        if spec not in self._bytes:
+            count = self.kernel.workspace(spec, self.cases.sizes)
+            began = monotonic()
+            with watched(self.early):
+                self.kernel.warm_up(spec, self.cases.sizes, self.device)
+                self.wait()
+            self.warm_ups.append(monotonic() - began)
+            self._bytes[spec] = count
+        return self._bytes[spec]
+
+    def run(self, call: Any, name: str = "a further call") -> None:
+        """Run the kernel and wait for it; what Triton compiles meanwhile is `late`."""
+        names: list[str] = []
+        with watched(names):
+            self.kernel.run(call)
+            self.wait()
+        if names:
+            self.late.setdefault(name, []).extend(names)
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def tried(self, case: Case) -> Trial:
+        """Run a case, its outputs and scratch poisoned before, and compare with the expectation."""
+        written = buffers.outputs(case.call) | buffers.scratch(case.call)
+        buffers.poison(written.values())
+        self.run(case.call, case.name)
+        return self.compared(case)
+
+    def compared(self, case: Case) -> Trial:
+        """Whether a case that was run wrote what it should."""
+        want = self.cases.expected(case.call)
+        got = buffers.outputs(case.call)
+        return compare(case.name, got, want, case.used, case.call.spec.dtype)
