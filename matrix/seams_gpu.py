@@ -63,10 +63,11 @@ PROMPTS = ((0, 5), (1, 17), (2, 40), (3, 130), (4, 333), (5, 64), (6, 1), (7, 21
 MAX_TOKENS = 32
 # Sizes that the graphs are captured at: decode of these prompts falls on the last.
 CAPTURED = [1, 2, 4, 8]
-# Two starts of stock round differently where Inductor chooses by what it times faster: what it fuses
-# (vLLM asks for it until 0.32, vllm/config/compilation.py), and the block of a reduction (rows of
-# 4096 and more have several). Said to vLLM, not by TORCHINDUCTOR_DETERMINISTIC alone, which did
-# not reach the kernels of 0.23.0: their metadata said False, and stock differed from itself.
+# Two starts of stock round differently where Inductor chooses by what it times faster: what it
+# fuses (vLLM asks for it until 0.32, vllm/config/compilation.py), and the block of a reduction
+# (rows of 4096 and more have several). Said to vLLM, not by TORCHINDUCTOR_DETERMINISTIC alone,
+# which did not reach the kernels of 0.23.0: their metadata said False, and stock differed from
+# itself.
 UNTIMED = {"combo_kernels": False, "benchmark_combo_kernel": False, "deterministic": True}
 
 

@@ -80,7 +80,12 @@ def start(
     """Start engines for `kinds`, one after the other, from one process."""
 
     def start(
-        name: str, kinds: tuple[str, ...], compiled: bool, report: bool, **environ: str
+        name: str,
+        kinds: tuple[str, ...],
+        compiled: bool,
+        report: bool,
+        dtype: str = "bfloat16",
+        **environ: str,
     ) -> Run:
         lines: list[str] = []
         file = tmp_path_factory.mktemp(name) / "report.jsonl"
@@ -91,7 +96,7 @@ def start(
                     "name": kind,
                     "path": str(models[kind]),
                     "prompts": [{"token_ids": prompt(seed, n)} for seed, n in PROMPTS],
-                    "engine": {"enforce_eager": not compiled},
+                    "engine": {"enforce_eager": not compiled, "dtype": dtype},
                 }
                 for kind in kinds
             ],

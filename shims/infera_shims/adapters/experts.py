@@ -9,8 +9,8 @@ then all of its calls are the kernel's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,7 +34,16 @@ PACKED_ON_CPU = "CPUUnquantizedExperts"
 
 @dataclass
 class ExpertsAdapter(Adapter):
-    """MoE layers; see Adapter."""
+    """MoE layers; see Adapter.
+
+    opaque: the kernel as an op of torch's, for graphs that Dynamo traces; registered before.
+    """
+
+    opaque: Callable[[ExpertsCall], None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Register the op: nothing may be registered while a graph is traced."""
+        self.opaque = ops.as_op(self.kernel)
 
     def keep_unpacked(self, experts: Any, layer: Any) -> ExpertsSpec | None:
         """What the kernel is told of a CPU's layer whose weights it wants unpacked, or None."""
@@ -95,7 +104,7 @@ class ExpertsAdapter(Adapter):
             workspace=self.workspace,
         )
         if torch.compiler.is_compiling():
-            ops.as_op(self.kernel)(call)
+            self.opaque(call)
         else:
             self.kernel.run(call)
 
