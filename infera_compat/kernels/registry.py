@@ -141,7 +141,9 @@ def _entry(point: metadata.EntryPoint) -> Entry:
         raise AssertionError("metadata.entry_points names each one's distribution")
     # The rest of a distribution that was removed by halves has neither name nor version.
     about = point.dist.metadata
-    name, version = (about[field] or "(unknown)" for field in ("Name", "Version"))
+    name, version = (
+        about[field] if field in about else "(unknown)" for field in ("Name", "Version")
+    )
     return Entry(point.name, point.value, name, version)
 
 
