@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,6 +54,10 @@ class Row:
         """Whether the kernel is faster in the bucket of a step of this size; False without one."""
         at = bisect_left(self.buckets, size)
         return at < len(self.buckets) and self.faster[at]
+
+
+NONE = Row((), ())
+EVERY = Row((sys.maxsize,), (True,))
 
 
 @dataclass(frozen=True)
@@ -136,21 +141,30 @@ class Table:
             )
         return table
 
+    def row(self, **sizes: int) -> Row:
+        """The cells of a layer, by its own sizes: KEYS[op] without the first.
+
+        Looked up once a layer; what its row prefers is cheap enough for every step.
+        """
+        if self.always:
+            return EVERY
+        if not self.rows or self.op is None:
+            return NONE
+        names = KEYS[self.op][1:]
+        if set(sizes) != set(names):
+            raise TypeError(f"a layer of {self.op} has {', '.join(names)}, not {', '.join(sizes)}")
+        return self.rows.get(tuple(sizes[name] for name in names), NONE)
+
     def prefers(self, **key: int) -> bool:
         """Whether the kernel runs at this key, a value for each of KEYS[op].
 
         Strictly faster in the nearest bucket at or above; a tie, or no such cell, is stock's.
         """
-        if self.always:
-            return True
-        if not self.rows or self.op is None:
-            return False
-        names = KEYS[self.op]
-        if set(key) != set(names):
-            raise TypeError(f"a key of {self.op} has {', '.join(names)}, not {', '.join(key)}")
-        size, *rest = (key[name] for name in names)
-        row = self.rows.get(tuple(rest))
-        return row is not None and row.prefers(size)
+        buckets = {names[0] for names in KEYS.values()} & set(key)
+        if len(buckets) != 1:
+            raise TypeError(f"a key has one of a step's sizes, not {', '.join(key)}")
+        bucket = buckets.pop()
+        return self.row(**{name: key[name] for name in key if name != bucket}).prefers(key[bucket])
 
 
 def slug(gpu: str) -> str:

@@ -104,6 +104,17 @@ def test_a_key_of_another_op_is_a_mistake(tmp_path: Path) -> None:
         prefers(table, "experts", 8)
     with pytest.raises(TypeError, match="block_size"):
         table.prefers(batch=8)
+    with pytest.raises(TypeError, match="step's sizes"):
+        table.prefers(**LAYERS["attention"])
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_layers_row_says_what_the_table_says(tmp_path: Path, op: str) -> None:
+    table = Table.read(written(tmp_path, body(cell(op, 8), cell(op, 64, ours=3.0))))
+    for one in (table, Table.everywhere(), Table.nowhere()):
+        row = one.row(**LAYERS[op])
+        for size in (1, 8, 9, 64, 65, 10**9):
+            assert row.prefers(size) is prefers(one, op, size)
 
 
 @pytest.mark.parametrize(
