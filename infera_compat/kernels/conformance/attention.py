@@ -29,7 +29,7 @@ KINDS: Mapping[str, Requests] = {
 LARGE: Mapping[bool, Mapping[str, Requests]] = {
     False: {"large decode": ((1, 700), (1, 513)), "large prefill": ((200, 300),)},
     True: {
-        "large decode": tuple((1, 1 + 977 * number % 8192) for number in range(64)),
+        "large decode": tuple((1, 8192 - 977 * number % 8192) for number in range(16)),
         "large prefill": ((2048, 2048), (511, 4096)),
     },
 }
@@ -49,6 +49,8 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "window and soft cap": {"window": 24, "soft_cap": 5.0},
 }
 
+CAPTURED_TOKENS = 16384
+"""Tokens of all requests of a replay, about: the expectation is slow."""
 BEHIND = 64.0
 """What blocks hold that a window left behind: another request's numbers, so no NaN, and large."""
 SHARPNESS = 3.0
@@ -222,7 +224,8 @@ class AttentionCases(Cases[AttentionPlan]):
         """Captured on requests of one token, as vLLM's dummy runs are; replayed on longer ones."""
         capacity = 4096 if self.large else 160
         for size in self.captured_sizes:
-            lengths = [1 + (131 * number + 97) % capacity for number in range(size)]
+            reach = min(capacity, max(48, CAPTURED_TOKENS // size))
+            lengths = [1 + (131 * number + 97) % reach for number in range(size)]
             some = max(1, size - size // 4)
             requests = {
                 "dummy": ((1, 1),) * size,

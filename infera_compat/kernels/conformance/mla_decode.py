@@ -22,11 +22,13 @@ KINDS: Mapping[str, tuple[int, ...]] = {
 }
 LARGE: Mapping[bool, tuple[int, ...]] = {
     False: (700, 513),
-    True: tuple(8 + 977 * number % 8192 for number in range(64)),
+    True: tuple(8192 - 977 * number % 8192 for number in range(16)),
 }
 HEADS = (128, 64, 16)  # of DeepSeek V3, Kimi K2 and DeepSeek V2 Lite
 CHANNELS = ((512, 64), (256, 64))
 BLOCK_SIZES = (16, 32, 48, 64)
+CAPTURED_TOKENS = 16384
+"""As attention's."""
 SHARPNESS = 1.5
 """As attention's; keys are longer here."""
 
@@ -165,7 +167,8 @@ class MlaDecodeCases(Cases[MlaDecodePlan]):
         """As attention's decode."""
         capacity = 4096 if self.large else 160
         for size in self.captured_sizes:
-            lengths = tuple(1 + (131 * number + 97) % capacity for number in range(size))
+            reach = min(capacity, max(48, CAPTURED_TOKENS // size))
+            lengths = tuple(1 + (131 * number + 97) % reach for number in range(size))
             some = max(1, size - size // 4)
             plan = self._plan("tiny", {"lse": True}, capacity=capacity)
             yield (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from infera_compat.kernels.conformance import buffers
-from infera_compat.kernels.conformance.cases import Case, results
+from infera_compat.kernels.conformance.cases import Case, compare, results
 from infera_compat.kernels.conformance.outcome import Trial, raised
 from infera_compat.kernels.conformance.subject import Subject
 
@@ -45,44 +45,62 @@ def threads(subject: Subject) -> Iterator[Trial]:
     others = subject.cases_of(subject.seed + 1)
     plans = [plan for plan in subject.cases.simple() if subject.takes(plan)]
     for mine, other in zip(subject.made(plans), subject.made(plans, others), strict=True):
-        both = [mine, other]
-        problems = _beside(subject, both)
-        for case, problem in zip(both, problems, strict=True):
-            yield Trial(case.name, problem) if problem else subject.compared(case)
+        start = threading.Barrier(2)
+        workers = [_Worker(subject, case, start) for case in (mine, other)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(PATIENCE)
+        subject.wait()
+        for worker in workers:
+            yield worker.judged()
 
 
-def _beside(subject: Subject, cases: list[Case]) -> list[str | None]:
-    start = threading.Barrier(len(cases))
-    problems: list[str | None] = [None] * len(cases)
+class _Worker(threading.Thread):
+    """Runs a case again and again, and keeps what each round wrote.
 
-    def serve(number: int) -> None:
-        call = cases[number].call
-        start.wait()
+    Outputs are NaN before each round: what only some rounds write, or another thread, is seen.
+    """
+
+    def __init__(self, subject: Subject, case: Case, start: threading.Barrier) -> None:
+        super().__init__(daemon=True)
+        self._subject, self._case, self._start = subject, case, start
+        self._rounds: list[dict[str, torch.Tensor]] = []
+        self._problem: str | None = None
+
+    def run(self) -> None:
+        self._start.wait()
         try:
-            if subject.device.type == "cuda":
-                stream = torch.cuda.Stream(subject.device)
+            if self._subject.device.type == "cuda":
+                stream = torch.cuda.Stream(self._subject.device)
                 with torch.cuda.stream(stream):
-                    for _ in range(ROUNDS):
-                        subject.kernel.run(call)
+                    self._serve()
                 stream.synchronize()
             else:
-                for _ in range(ROUNDS):
-                    subject.kernel.run(call)
+                self._serve()
         except Exception as error:  # noqa: BLE001 (whatever the kernel raises, in its thread)
-            problems[number] = raised(error)
+            self._problem = raised(error)
 
-    for case in cases:
-        buffers.poison((buffers.outputs(case.call) | buffers.scratch(case.call)).values())
-    subject.wait()
-    workers = [threading.Thread(target=serve, args=(n,), daemon=True) for n in range(len(cases))]
-    for worker in workers:
-        worker.start()
-    for number, worker in enumerate(workers):
-        worker.join(PATIENCE)
-        if worker.is_alive():
-            problems[number] = f"has not ended after {PATIENCE:.0f} seconds"
-    subject.wait()
-    return problems
+    def _serve(self) -> None:
+        call = self._case.call
+        outputs = buffers.outputs(call)
+        for _ in range(ROUNDS):
+            buffers.poison((outputs | buffers.scratch(call)).values())
+            self._subject.kernel.run(call)
+            self._rounds.append({name: it.clone() for name, it in outputs.items()})
+
+    def judged(self) -> Trial:
+        """What came of it; the worst of all rounds."""
+        case = self._case
+        if self.is_alive():
+            return Trial(case.name, f"has not ended after {PATIENCE:.0f} seconds")
+        if self._problem is not None:
+            return Trial(case.name, self._problem)
+        want = self._subject.cases.expected(case.call)
+        dtype = case.call.spec.dtype
+        rounds = [compare(case.name, got, want, case.used, dtype) for got in self._rounds]
+        wrong = [trial for trial in rounds if trial.problem is not None]
+        return max(wrong or rounds, key=lambda trial: trial.error or 0.0)
 
 
 def warm_up(subject: Subject) -> Iterator[Trial]:
