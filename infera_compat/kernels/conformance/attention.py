@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from infera_compat.kernels.attention.contract import AttentionCall, AttentionSizes, AttentionSpec
-from infera_compat.kernels.conformance import buffers, expected
+from infera_compat.kernels.conformance import buffers, expected, needles
 from infera_compat.kernels.conformance.cases import DTYPES, TP, Case, Cases, Part
 from infera_compat.kernels.kernel import ATTENTION
 
@@ -53,8 +53,8 @@ CAPTURED_TOKENS = 16384
 """Tokens of all requests of a replay, about: the expectation is slow."""
 BEHIND = 64.0
 """What blocks hold that a window left behind: another request's numbers, so no NaN, and large."""
-SHARPNESS = 3.0
-"""How much larger queries are than keys: few keys then decide, and one that was missed is seen."""
+SHARPNESS = 2.0
+"""How much larger queries are than keys: few keys then decide."""
 PAGE_PADDING = 128
 """Elements between pages that are padded."""
 
@@ -322,6 +322,9 @@ class AttentionCases(Cases[AttentionPlan]):
         query[: sum(queries)] = self.random(
             generator, sum(queries), *heads[1:], dtype=spec.dtype, scale=SHARPNESS
         )
+        for request, (begin, end) in enumerate(self._ranges(plan.requests)):
+            if begin < end:
+                self._lean(query[begin:end], caches[0], table[request], lengths[request], plan)
         ends = [sum(queries[:count]) for count in range(len(queries) + 1)]
         slopes = [2.0 ** (-8.0 * (head + 1) / spec.heads) for head in range(spec.heads)]
         call = AttentionCall(
@@ -360,6 +363,22 @@ class AttentionCases(Cases[AttentionPlan]):
             first = max(0, length - query - spec.window + 1)
             values[: first // block_size * block_size] = BEHIND
         cache[table[place // block_size], place % block_size] = values
+
+    def _lean(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        table: torch.Tensor,
+        length: int,
+        plan: AttentionPlan,
+    ) -> None:
+        """Give each head of a request a key to look for."""
+        spec, block_size = plan.spec, cache.shape[1]
+        place = torch.arange(length, device=self.device)
+        keys = cache[table[place // block_size], place % block_size]
+        by_head = keys.repeat_interleave(spec.heads // spec.kv_heads, 1)
+        candidates = needles.places(length, query.shape[0], block_size, spec.window)
+        needles.lean(query, by_head, candidates, self.generator(plan))
 
     def expected(self, call: AttentionCall) -> dict[str, torch.Tensor]:
         """By the naive attention in float64."""

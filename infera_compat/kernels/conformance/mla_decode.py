@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from infera_compat.kernels.conformance import buffers, expected
+from infera_compat.kernels.conformance import buffers, expected, needles
 from infera_compat.kernels.conformance.cases import DTYPES, TP, Case, Cases, Part
 from infera_compat.kernels.kernel import MLA_DECODE
 from infera_compat.kernels.mla_decode.contract import MlaDecodeCall, MlaDecodeSizes, MlaDecodeSpec
@@ -233,6 +233,13 @@ class MlaDecodeCases(Cases[MlaDecodePlan]):
         used = (lengths > 0).repeat_interleave(plan.queries)
         values = self.random(generator, *query.shape, dtype=spec.dtype, scale=SHARPNESS)
         query[used] = values[used]
+        for request, length in enumerate(plan.lengths):
+            if length:
+                place = torch.arange(length, device=self.device)
+                slots = table[request][place // spec.block_size], place % spec.block_size
+                rows = query[request * plan.queries : (request + 1) * plan.queries]
+                candidates = needles.places(length, plan.queries, spec.block_size, None)
+                needles.lean(rows, cache[slots].unsqueeze(1), candidates, generator)
         lse = None
         if spec.lse:
             lse = buffers.guarded((tokens, spec.heads), torch.float32, self.device)

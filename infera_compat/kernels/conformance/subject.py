@@ -97,6 +97,8 @@ class Subject:
         """Warm the kernel up for a spec, once; returns the bytes of workspace it asks for."""
         if spec not in self._bytes:
             count = self.kernel.workspace(spec, self.cases.sizes)
+            if not isinstance(count, int) or count < 0:
+                raise ValueError(f"workspace asks for {count!r}, expected a number of bytes")
             began = monotonic()
             with watched(self.early):
                 self.kernel.warm_up(spec, self.cases.sizes, self.device)
@@ -120,11 +122,15 @@ class Subject:
             torch.cuda.synchronize(self.device)
 
     def tried(self, case: Case) -> Trial:
-        """Run a case, its outputs and scratch poisoned before, and compare with the expectation."""
+        """Run a case and compare with the expectation."""
+        self.serve(case)
+        return self.compared(case)
+
+    def serve(self, case: Case) -> None:
+        """Run a case, its outputs and scratch poisoned before."""
         written = buffers.outputs(case.call) | buffers.scratch(case.call)
         buffers.poison(written.values())
         self.run(case.call, case.name)
-        return self.compared(case)
 
     def compared(self, case: Case) -> Trial:
         """Whether a case that was run wrote what it should."""

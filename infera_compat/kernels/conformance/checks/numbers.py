@@ -54,10 +54,12 @@ def _each(subject: Subject, plans: Iterable[Any]) -> Iterator[Trial]:
     for case in subject.made(plans):
         read = buffers.inputs(case.call)
         before = buffers.copies({name: it for name, it in read.items() if "cache" in name})
-        trial = subject.tried(case)
+        subject.serve(case)
         changed = buffers.changed({name: read[name] for name in before}, before)
-        problem = f"changed {', '.join(changed)}" if changed else None
-        yield trial if trial.problem else replace(trial, problem=problem)
+        if changed:
+            yield Trial(case.name, f"changed {', '.join(changed)}")
+        else:
+            yield subject.compared(case)
 
 
 def _joined(subject: Subject, case: Case, how: str, parts: Iterable[Any]) -> Trial:
