@@ -14,7 +14,6 @@ from infera_compat.binding import Binding
 from infera_compat.contracts import Moved, Verdict, judge
 from infera_compat.definitions import Source
 from infera_compat.errors import OFF_SWITCH, CompatError, Refused
-from infera_compat.kernels import registry
 from infera_compat.kernels.kernel import OPS as KERNEL_OPS
 from infera_compat.kernels.kernel import Kernel
 from infera_compat.ledger import Choice, Layer, Ledger
@@ -22,6 +21,7 @@ from infera_compat.release import Release, installed
 from infera_compat.settings import AUTO, OFF, PASSTHROUGH, Settings
 
 if TYPE_CHECKING:
+    from infera_compat.kernels.registry import Entry
     from infera_shims.adapters.adapter import Adapter
     from infera_shims.shim import Shim
 
@@ -50,6 +50,7 @@ class Installation:
         self.platform_note: str | None = None
         self._bindings: dict[str, Binding] = {}
         self._kernels: dict[str, Kernel[Any, Any, Any]] = {}
+        self._entries: dict[str, Entry] = {}
         self._prepared = False
         self._unwritable = False
         self._salted = False
@@ -146,7 +147,8 @@ class Installation:
         """Take down the layers of a model that was just built, and say so."""
         self.rank = rank
         self.ledger.survey(layers)
-        for adapter in self.adapters().values():
+        for op, adapter in self.adapters().items():
+            adapter.choose(self.settings, self._entries[op].source)
             adapter.reserve()
         self._enforce_named()
         if self.settings.strict:
@@ -237,8 +239,19 @@ class Installation:
 
         Equal on all ranks: nothing of a process goes in.
         """
-        bound = [(c.op, c.kernel, c.seams) for c in self.ledger.choices.values() if c.kernel]
+        bound = [
+            (c.op, c.kernel, c.seams, self._of_kernel(c.op))
+            for c in self.ledger.choices.values()
+            if c.kernel
+        ]
         return hashlib.sha256(f"{__version__} {bound} {_sources()}".encode()).hexdigest()[:16]
+
+    def _of_kernel(self, op: str) -> str:
+        """What a graph depends on of a kernel, which may be a third party's: its whole package."""
+        if op not in self._kernels:
+            return ""
+        package = type(self._kernels[op]).__module__.partition(".")[0]
+        return f"{self._entries[op].source} {_hash_of(package)}"
 
     def _judged(self) -> tuple[Release, Shim, Verdict]:
         if self.release is None or self.shim is None or self.verdict is None:
@@ -313,7 +326,11 @@ class Installation:
 
     def _named(self, op: str, name: str) -> Kernel[Any, Any, Any]:
         """The kernel of this name; CompatError where it can't be had, or is for the other op."""
-        kernel = registry.find().load(name)
+        from infera_compat.kernels import registry  # 4 ms that only a named kernel pays
+
+        found = registry.find()
+        kernel = found.load(name)
+        self._entries[op] = found.entries[name]
         if KERNEL_OPS[kernel.op] != op:
             raise CompatError(
                 f"INFERA_{op.upper()}={name}: it is no kernel for {op}",
@@ -410,10 +427,15 @@ def _shims() -> Any:
 @cache
 def _sources() -> str:
     """A hash over our own source files: what a traced graph may hold of them."""
+    return _hash_of("infera_compat") + _hash_of("infera_shims")
+
+
+@cache
+def _hash_of(package: str) -> str:
+    """A hash over the source files of a package, or of a module without one."""
+    file = Path(str(importlib.import_module(package).__file__))
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
     digest = hashlib.sha256()
-    packages: Sequence[str] = ("infera_compat", "infera_shims")
-    for package in packages:
-        folder = Path(str(importlib.import_module(package).__file__)).parent
-        for file in sorted(folder.rglob("*.py")):
-            digest.update(file.read_bytes())
+    for each in files:
+        digest.update(each.read_bytes())
     return digest.hexdigest()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 if TYPE_CHECKING:
     import torch
 
+    from infera_compat.kernels.store import Store
+
 CONTRACT = 1
 """The version of the contract that this infera-compat speaks; a kernel says which one it knows."""
 
@@ -67,11 +69,12 @@ class Kernel(ABC, Generic[SpecT, SizesT, CallT]):
         """
         return 0
 
-    def warm_up(self, spec: SpecT, sizes: SizesT, device: torch.device) -> None:
+    def warm_up(self, spec: SpecT, sizes: SizesT, device: torch.device, store: Store) -> None:
         """Compile, and load tuned settings, for all that `run` may meet within `sizes`.
 
-        Called once for each distinct spec, before graphs are captured and under enforce_eager too.
-        After it nothing is compiled any more.
+        store: what this kernel put aside in an earlier start, on this GPU and with these versions;
+        what Triton compiles it keeps by itself. Called once for each distinct spec, before graphs
+        are captured and under enforce_eager too. After it nothing is compiled any more.
         """
         return  # a kernel that compiles nothing has nothing to do
 
@@ -80,6 +83,6 @@ class Kernel(ABC, Generic[SpecT, SizesT, CallT]):
         """Write `call.out`.
 
         Never reads a tensor's values on the host, never waits for the device, and never decides on
-        lengths that a CUDA graph may change between replays. Rows of `out` beyond what the call
-        says are used, and slots of caches, are left alone.
+        lengths that a CUDA graph may change between replays. What lies beyond `out`, and the slots
+        of caches, are left alone.
         """

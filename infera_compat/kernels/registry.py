@@ -142,7 +142,8 @@ def _entry(point: metadata.EntryPoint) -> Entry:
     # The rest of a distribution that was removed by halves has neither name nor version.
     about = point.dist.metadata
     name, version = (
-        about[field] if field in about else "(unknown)" for field in ("Name", "Version")
+        about[field] if field in about else "(unknown)"  # noqa: SIM401 (not a Mapping)
+        for field in ("Name", "Version")
     )
     return Entry(point.name, point.value, name, version)
 

@@ -92,12 +92,12 @@ class Table:
             ) from error
 
     @classmethod
-    def for_gpu(cls, folder: Path, gpu: str) -> Table | None:
-        """The table for a GPU beside the kernel's module in `folder`; None where there is none.
+    def for_gpu(cls, folder: Path, kernel: str, gpu: str) -> Table | None:
+        """A kernel's table for a GPU, beside its module in `folder`; None where there is none.
 
         gpu: the device's name, "NVIDIA H200". Raises CompatError for a bad file.
         """
-        path = folder / "tables" / f"{slug(gpu)}.json"
+        path = folder / "tables" / f"{kernel}-{slug(gpu)}.json"
         return cls.read(path) if path.is_file() else None
 
     @classmethod
@@ -106,25 +106,28 @@ class Table:
         return cls(always=True)
 
     @classmethod
-    def nowhere(cls) -> Table:
-        """Nothing is measured: all is stock's."""
-        return cls()
-
-    @classmethod
     def chosen(cls, asked: str | Path, *, kernel: str, op: str, folder: Path, gpu: str) -> Table:
         """The table that INFERA_KERNEL_TABLE means for a kernel.
 
         asked: Settings.kernel_table. kernel, op: the kernel's. folder: of its module. gpu: the
-        device's name. A file that was measured for another kernel leaves this one its own table.
+        device's name. A file that was measured for another kernel leaves this one its own table;
+        one without a table runs everywhere, since it was asked for by name.
         Raises CompatError for a bad file, one of another op, and a named one of another GPU.
         """
         if asked == ALL:
             return cls.everywhere()
-        table = cls.for_gpu(folder, gpu) if asked == AUTO else cls.read(Path(asked))
-        if table is not None and table.kernel != kernel:
-            table = None if asked == AUTO else cls.for_gpu(folder, gpu)
-        if table is None or table.kernel != kernel:
-            return cls.nowhere()
+        named = None if asked == AUTO else cls.read(Path(asked))
+        mine = named is not None and named.kernel == kernel
+        table = named if mine else cls.for_gpu(folder, kernel, gpu)
+        if table is None:
+            return cls.everywhere()
+        if table.kernel != kernel:
+            raise CompatError(
+                f"the table beside {kernel} is another kernel's",
+                found=f"measurements of {table.kernel!r}",
+                expected=f"some of {kernel!r}",
+                do=f"Mend the file, or set {KERNEL_TABLE}={ALL}.",
+            )
         if slug(table.gpu) != slug(gpu):
             raise CompatError(
                 f"the table for {kernel} was measured elsewhere",

@@ -35,7 +35,7 @@ def body(*cells: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def written(folder: Path, content: Any) -> Path:
-    path = folder / "tables" / "nvidia-h200.json"
+    path = folder / "tables" / "one-nvidia-h200.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content), "utf-8")
     return path
@@ -94,7 +94,7 @@ def test_it_says_what_looking_at_each_cell_says(
 def test_without_cells_all_is_stocks_and_everywhere_none(tmp_path: Path) -> None:
     empty = Table.read(written(tmp_path, body()))
     assert (empty.op, prefers(empty, "attention", 1)) == (None, False)
-    assert not prefers(Table.nowhere(), "experts", 1)
+    assert not prefers(Table(), "experts", 1)
     assert prefers(Table.everywhere(), "experts", 1)
 
 
@@ -111,7 +111,7 @@ def test_a_key_of_another_op_is_a_mistake(tmp_path: Path) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_a_layers_row_says_what_the_table_says(tmp_path: Path, op: str) -> None:
     table = Table.read(written(tmp_path, body(cell(op, 8), cell(op, 64, ours=3.0))))
-    for one in (table, Table.everywhere(), Table.nowhere()):
+    for one in (table, Table.everywhere(), Table()):
         row = one.row(**LAYERS[op])
         for size in (1, 8, 9, 64, 65, 10**9):
             assert row.prefers(size) is prefers(one, op, size)
@@ -168,13 +168,14 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_gpus_table_lies_beside_the_kernel_under_the_gpus_name(tmp_path: Path) -> None:
-    assert Table.for_gpu(tmp_path, H200) is None
+    assert Table.for_gpu(tmp_path, "one", H200) is None
     path = written(tmp_path, body(cell("attention", 8)))
-    assert Table.for_gpu(tmp_path, H200) == Table.read(path)
-    assert Table.for_gpu(tmp_path, "NVIDIA H100 80GB HBM3") is None
+    assert Table.for_gpu(tmp_path, "one", H200) == Table.read(path)
+    assert Table.for_gpu(tmp_path, "another", H200) is None
+    assert Table.for_gpu(tmp_path, "one", "NVIDIA H100 80GB HBM3") is None
     path.write_text("{", "utf-8")
     with pytest.raises(CompatError, match="is no table"):
-        Table.for_gpu(tmp_path, H200)
+        Table.for_gpu(tmp_path, "one", H200)
 
 
 def test_a_gpus_name_is_a_files() -> None:
@@ -187,11 +188,12 @@ def chosen(asked: str | Path, folder: Path, kernel: str = "one", gpu: str = H200
 
 
 def test_the_setting_says_which_table_it_is(tmp_path: Path) -> None:
-    assert chosen("auto", tmp_path) == Table.nowhere()
+    assert chosen("auto", tmp_path) == Table.everywhere()
     assert chosen("all", tmp_path) == Table.everywhere()
     own = Table.read(written(tmp_path, body(cell("attention", 8))))
     assert chosen("auto", tmp_path) == own
-    assert chosen("auto", tmp_path, kernel="neighbour") == Table.nowhere()
+    assert chosen("auto", tmp_path, kernel="neighbour") == Table.everywhere()
+    assert chosen("all", tmp_path) == Table.everywhere()
     named = tmp_path / "named.json"
     named.write_text(json.dumps(body(cell("attention", 1))), "utf-8")
     assert chosen(named, tmp_path) == Table.read(named) != own
@@ -202,7 +204,7 @@ def test_a_table_of_another_kernel_leaves_this_one_its_own(tmp_path: Path) -> No
     named = tmp_path / "named.json"
     named.write_text(json.dumps(body(cell("experts", 1), kernel="experts")), "utf-8")
     assert chosen(named, tmp_path) == own
-    assert chosen(named, tmp_path / "elsewhere") == Table.nowhere()
+    assert chosen(named, tmp_path / "elsewhere") == Table.everywhere()
 
 
 @pytest.mark.parametrize(

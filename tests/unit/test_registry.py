@@ -75,7 +75,7 @@ class Duck:
     name, op, contract, captures = "one", "attention", 1, True
     def supports(self, spec): return None
     def workspace(self, spec, sizes): return 0
-    def warm_up(self, spec, sizes, device): pass
+    def warm_up(self, spec, sizes, device, store): pass
     def run(self, call): pass
 
 KERNEL = Duck()

@@ -63,6 +63,7 @@ def test_every_layer_is_bound_and_fires_and_the_results_are_stocks(
             "capture": int(device == "cuda"),
             "serving": 2,
             "replayed": None,
+            "handed": 0,
         }
     assert ran.answer["report"]["unknown_layers"] == []
 

@@ -22,10 +22,12 @@ class AttentionSpec:
         query head h reads KV head h // (heads // kv_heads).
     head_size: channels of a head, the same for keys and values.
     dtype: element type of query and out. kv_dtype: element type of the caches.
-    window: how many tokens a query sees, itself included; None: all before it.
-    soft_cap: scores become soft_cap * tanh(score / soft_cap); None: they stay. Before masking.
-    sinks: whether a learned logit a head joins the softmax's denominator.
-    alibi: whether each head adds slope * (key position - query position) to its scores.
+    window: how many tokens a query sees, itself included; None: all before it. Only with `causal`.
+    soft_cap: scores become soft_cap * tanh(score / soft_cap); None: they stay. Before ALiBi.
+    sinks: whether a learned logit a head, neither scaled nor capped, joins the softmax's
+        denominator.
+    alibi: whether each head adds slope * (key position - query position) to its scores, before
+        they are masked.
     causal: whether a query sees no key after it.
     block_size: slots in a block of the cache; None before a cache exists.
     device: "cuda" (ROCm too) or "cpu". capability: (major, minor) of an NVIDIA GPU, else None.
@@ -76,7 +78,8 @@ class AttentionCall:
     max_query_len, max_seq_len: not less than any request's; under a CUDA graph, than any replay's.
     scale: factor of query times key.
     out: [T, heads, head_size], spec.dtype, by stride. Rows of padding are left alone or written.
-    sinks: [heads] where spec.sinks. alibi_slopes: [heads], float32, where spec.alibi.
+    sinks: [heads], of any floating type, where spec.sinks.
+    alibi_slopes: [heads], float32, where spec.alibi.
     workspace: [bytes], uint8, at least what `workspace` asked for; None where that was 0.
     """
 

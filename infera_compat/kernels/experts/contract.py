@@ -59,7 +59,7 @@ class ExpertsCall:
     """One layer, one step, on the layer's device: M tokens, k = spec.top_k.
 
     spec: the layer.
-    hidden_states: [M, K], spec.dtype.
+    hidden_states: [M, K], spec.dtype; never the memory of `out`.
     w13: [experts, 2N, K], spec.dtype: the gate's N rows, then the up projection's.
     w2: [experts, K, N], spec.dtype.
     topk_weights: [M, k], float32. topk_ids: [M, k], int32 or int64, of the layer's experts;

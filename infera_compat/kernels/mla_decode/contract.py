@@ -53,8 +53,8 @@ class MlaDecodeCall:
         seq_len - (T // B) + i and sees no token after it.
     cache: [blocks, block_size, latent + rope], spec.kv_dtype, by stride; this step's tokens are in
         it. Keys are all channels, values the first `latent`.
-    block_table: [B, max blocks], int32. seq_lens: [B], int32, this step's tokens included; 0 is a
-        padded row.
+    block_table: [B, max blocks], int32. seq_lens: [B], int32, this step's tokens included; where it
+        is 0 (a padded row), out gets zeros and lse -inf.
     max_seq_len: not less than any request's; under a CUDA graph, than any replay's.
     scale: factor of query times key.
     out: [T, heads, latent], spec.dtype.

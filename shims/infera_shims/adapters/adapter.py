@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from infera_compat.errors import Refused
 from infera_compat.kernels.kernel import Kernel
+from infera_compat.kernels.store import Store
+from infera_compat.kernels.table import KEYS, Row, Table
 from infera_compat.ledger import Ledger
+from infera_compat.settings import Settings
+
+try:
+    import triton as triton_module
+except ImportError:
+    triton_module = None
 
 
 @dataclass
@@ -19,7 +29,8 @@ class Adapter:
 
     kernel: the kernel. ledger: the process's book. config: the worker's VllmConfig, once a model is
     built. specs: by the name of each layer that the kernel takes, what it was told of it.
-    workspace: the scratch that all of them share, uint8, or None.
+    workspace: the scratch that all of them share, uint8, or None. table: where the kernel is chosen
+    at all; rows: of it, a layer's. store: what the kernel keeps between starts.
     """
 
     kernel: Kernel[Any, Any, Any]
@@ -27,6 +38,9 @@ class Adapter:
     config: Any = None
     specs: dict[str, Any] = field(default_factory=dict)
     workspace: torch.Tensor | None = None
+    table: Table = field(default_factory=Table.everywhere)
+    rows: dict[str, Row] = field(default_factory=dict)
+    store: Store | None = None
 
     def admit(self, name: str, spec: Any) -> None:
         """Let the kernel take a layer; Refused with the kernel's reason where it does not."""
@@ -34,6 +48,34 @@ class Adapter:
         if reason is not None:
             raise Refused(f"{self.kernel.name} does not take it: {reason}")
         self.specs[name] = spec
+
+    def choose(self, settings: Settings, source: str) -> None:
+        """Look up where the kernel is faster, and what it kept from an earlier start.
+
+        source: the distribution that it is from, with its version. Raises CompatError for a table
+        that says nothing of this kernel here.
+        """
+        gpu = torch.cuda.get_device_name() if self.device.type == "cuda" else self.device.type
+        module = sys.modules[type(self.kernel).__module__]
+        self.table = Table.chosen(
+            settings.kernel_table,
+            kernel=self.kernel.name,
+            op=self.kernel.op,
+            folder=Path(str(module.__file__)).parent,
+            gpu=gpu,
+        )
+        # A GPU's torch brings Triton; a CPU's may not.
+        triton = {"triton": vars(triton_module)["__version__"]} if triton_module else {}
+        built_with = {"torch": torch.__version__, **triton}
+        self.store = Store(settings.cache_dir, self.kernel.name, source, gpu, built_with)
+
+    def prefers(self, name: str, size: int) -> bool:
+        """Whether a step of so many requests, or tokens, is the kernel's by its table."""
+        row = self.rows.get(name)
+        if row is None:
+            sizes = {key: vars(self.specs[name])[key] for key in KEYS[self.kernel.op][1:]}
+            row = self.rows[name] = self.table.row(**sizes)
+        return row.prefers(size)
 
     def reserve(self) -> None:
         """Set the scratch aside, before vLLM profiles how much memory is left for its KV cache."""
@@ -55,8 +97,10 @@ class Adapter:
 
     def warm_up(self) -> None:
         """Compile all that the layers may need: before graphs are captured, and without graphs."""
+        if self.store is None:
+            raise AssertionError("choose() comes first")
         for spec in set(self.specs.values()):
-            self.kernel.warm_up(spec, self.sizes(), self.device)
+            self.kernel.warm_up(spec, self.sizes(), self.device, self.store)
 
     @property
     def device(self) -> torch.device:

@@ -163,6 +163,8 @@ class AttentionAdapter(Adapter):
             return "it is not causal"
         if not self.may_run(query.device):
             return f"{self.kernel.name} can't be captured"
+        if not self.writes(layer) and not self.prefers(layer.layer_name, len(step.seq_lens)):
+            return "its table prefers stock"
         limit = self.kernel.max_query_len
         if limit is not None and self._max_query_len(step, step.num_actual_tokens) > limit:
             return f"a request has more than {limit} query tokens"

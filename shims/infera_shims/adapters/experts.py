@@ -71,12 +71,18 @@ class ExpertsAdapter(Adapter):
         tokens = self.config.scheduler_config.max_num_batched_tokens
         return ExpertsSizes(tokens * parallel.data_parallel_size, self.captured())
 
-    def takes(self, spec: ExpertsSpec, experts: Any, call: Mapping[str, Any]) -> bool:
+    def takes(self, name: str, spec: ExpertsSpec, experts: Any, call: Mapping[str, Any]) -> bool:
         """Whether a call is what its layer's spec says: shapes and flags alone.
 
-        call: apply's arguments by name. LoRA and hooks may be set after a layer was judged.
+        call: apply's arguments by name. LoRA and hooks may be set after a layer was judged. A CPU's
+        unpacked weights are the kernel's whatever a table says.
         """
-        return _as_said(spec, experts, call) and self.may_run(call["hidden_states"].device)
+        hidden_states = call["hidden_states"]
+        return (
+            _as_said(spec, experts, call)
+            and self.may_run(hidden_states.device)
+            and (hidden_states.device.type == "cpu" or self.prefers(name, hidden_states.shape[0]))
+        )
 
     def run(self, spec: ExpertsSpec, args: Mapping[str, Any]) -> None:
         """Run the kernel on apply's arguments by name.

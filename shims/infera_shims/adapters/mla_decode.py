@@ -81,6 +81,7 @@ class MlaDecodeAdapter(Adapter):
             and whole.shape[0] == requests  # one token a request
             and metadata.stray_mla(step.decode) is None
             and self.may_run(whole.device)
+            and self.prefers(name, requests)
         )
         if not plain:
             self.ledger.hand_over("attention", name)

@@ -109,17 +109,18 @@ class Shadow:
         if self._adapter is None:
             self.witness.fired(hidden_states)
         elif self.spec is not None:
-            if not more and self._adapter.takes(self.spec, self._experts(), call):
+            experts, name = self._experts(), self.witness.layer
+            if not more and self._adapter.takes(name, self.spec, experts, call):
                 self.witness.fired(hidden_states)
                 self._adapter.run(self.spec, call)
                 return None
             if self.unpacked:
                 raise RuntimeError(
-                    f"infera-compat: the weights of {self.witness.layer} were kept for "
+                    f"infera-compat: the weights of {name} were kept for "
                     f"{self._adapter.kernel.name}, and this call is not for it. INFERA_MOE=off "
                     "serves it."
                 )
-            self._adapter.ledger.hand_over("moe", self.witness.layer)
+            self._adapter.ledger.hand_over("moe", name)
         return self.stock(**call, **more)
 
 
