@@ -31,6 +31,7 @@ from infera_compat.kernels.experts.reference import ReferenceExperts
 from infera_compat.kernels.kernel import Kernel, Reason
 from infera_compat.kernels.mla_decode.contract import MlaDecodeCall
 from infera_compat.kernels.mla_decode.reference import ReferenceMlaDecode
+from infera_compat.plan import checks as plan_checks
 
 CPU = torch.device("cpu")
 RIGHT = (ReferenceAttention, ReferenceMlaDecode, ReferenceExperts)
@@ -335,7 +336,7 @@ class FailsInThreads(ReferenceAttention):
 class NoWarmUp(ReferenceAttention):
     name = "no_warm_up"
 
-    def warm_up(self, spec: Any, sizes: Any, device: torch.device) -> None:
+    def warm_up(self, spec: Any, sizes: Any, device: torch.device, store: Any) -> None:
         raise RuntimeError("no compiler here")
 
 
@@ -781,6 +782,11 @@ def test_checks_have_names_and_tell_what_holds() -> None:
     assert all(each.about for each in check.CHECKS)
     with pytest.raises(CompatError, match="there is no check nothing"):
         check.chosen(["nothing"])
+
+
+def test_a_plan_asks_for_checks_that_there_are() -> None:
+    asked = {point.check for point in plan_checks.EVERY}
+    assert asked <= {each.name for each in check.CHECKS}
 
 
 def test_the_same_seed_makes_the_same_inputs() -> None:

@@ -17,6 +17,7 @@ from infera_compat.kernels.conformance.experts import ExpertsCases
 from infera_compat.kernels.conformance.mla_decode import MlaDecodeCases
 from infera_compat.kernels.conformance.outcome import Trial
 from infera_compat.kernels.kernel import ATTENTION, EXPERTS, MLA_DECODE, Kernel
+from infera_compat.kernels.store import Store
 
 CASES: Mapping[str, type[Cases[Any]]] = {
     ATTENTION: AttentionCases,
@@ -88,6 +89,11 @@ class Subject:
                 case = maker.make(plan)
                 yield replace(case, call=self.equipped(case.call))
 
+    @property
+    def store(self) -> Store:
+        """One that keeps nothing: each run measures a first start."""
+        return Store(None, self.kernel.name, "", self.device.type, {})
+
     def equipped(self, call: Any) -> Any:
         """The call with a workspace of its own, after a warm-up for its spec."""
         count = self.prepared(call.spec)
@@ -101,7 +107,7 @@ class Subject:
                 raise ValueError(f"workspace asks for {count!r}, expected a number of bytes")
             began = monotonic()
             with watched(self.early):
-                self.kernel.warm_up(spec, self.cases.sizes, self.device)
+                self.kernel.warm_up(spec, self.cases.sizes, self.device, self.store)
                 self.wait()
             self.warm_ups.append(monotonic() - began)
             self._bytes[spec] = count
