@@ -147,6 +147,14 @@ def scaled(of: str, factor: float, when: Callable[[Any], bool]) -> Callable[[Any
     return after
 
 
+def overflow(call: Any) -> None:
+    """As exp does in float32 where no maximum is taken off: infinite, and divided so no number."""
+    keys = call.key_cache if isinstance(call, AttentionCall) else call.cache
+    scores = call.query.float().mean(0) @ keys.float().flatten(0, -2).T * call.scale
+    if scores.median() > math.log(torch.finfo(torch.float32).max):
+        call.out.fill_(math.nan)
+
+
 WRONG_NUMBERS = {
     "query heads in another order": attention(other_group),
     "window off by one": attention(off_by_one),
@@ -158,6 +166,11 @@ WRONG_NUMBERS = {
     "the last key missed": attention(lambda call: replace(call, seq_lens=call.seq_lens - 1)),
     "one long request's last key missed": attention(last_of_long),
     "MLA, one long request's last key missed": mla(last_of_long),
+    "no maximum in the softmax": attention(after=overflow),
+    "MLA, no maximum in the softmax": mla(after=overflow),
+    "wrong when it decodes with head size 80": attention(
+        after=scaled("out", 1.1, lambda call: call.max_query_len == 1 and call.spec.head_size == 80)
+    ),
     "wrong in float32 alone": attention(
         after=scaled("out", 1.01, lambda call: call.spec.dtype == torch.float32)
     ),

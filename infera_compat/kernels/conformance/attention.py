@@ -104,6 +104,7 @@ class AttentionPlan:
     capacity: tokens of a request that the block table has room for, and max_seq_len; None: the
     longest one's. most_queries: max_query_len; None: the most that a request has.
     strided: gaps between rows of query and out. marked: NaN in each slot that no request owns.
+    loud: scores too large for exp without their maximum.
     """
 
     spec: AttentionSpec
@@ -115,6 +116,7 @@ class AttentionPlan:
     most_queries: int | None = None
     strided: bool = False
     marked: bool = False
+    loud: bool = False
 
 
 class AttentionCases(Cases[AttentionPlan]):
@@ -166,10 +168,14 @@ class AttentionCases(Cases[AttentionPlan]):
         for dtype in DTYPES:
             for kind in self._kinds:
                 yield self._plan(kind, {"dtype": dtype})
-            for size in HEAD_SIZES:
-                yield self._plan(None, {"dtype": dtype, "head_size": size})
-            for feature in FEATURES.values():
-                yield self._plan(None, {"dtype": dtype, **feature})
+            # Kernels often have a way of their own for decoding.
+            for kind in dict.fromkeys((self._usual_kind, "decode")):
+                for size in HEAD_SIZES:
+                    yield self._plan(kind, {"dtype": dtype, "head_size": size})
+                for feature in FEATURES.values():
+                    yield self._plan(kind, {"dtype": dtype, **feature})
+                if dtype in needles.LOUD_DTYPES:
+                    yield self._plan(kind, {"dtype": dtype}, loud=True)
 
     def ranks(self) -> Iterator[AttentionPlan]:
         """Heads are split; a KV head of which there are too few is on several ranks."""
@@ -177,7 +183,8 @@ class AttentionCases(Cases[AttentionPlan]):
         for heads, kv_heads in sorted(shapes):
             for dtype in (torch.float16, torch.bfloat16):
                 values = {"heads": heads, "kv_heads": kv_heads, "head_size": 128, "dtype": dtype}
-                yield self._plan(None, values)
+                for kind in dict.fromkeys((self._usual_kind, "decode")):
+                    yield self._plan(kind, values)
 
     def paged(self) -> Iterator[AttentionPlan]:
         """Block sizes by layouts."""
@@ -289,6 +296,7 @@ class AttentionCases(Cases[AttentionPlan]):
                 parts.append(f"{field} {getattr(spec, field)}")
         parts += ["ALiBi"] * spec.alibi + ["not causal"] * (not spec.causal)
         parts += [plan.layout] * (plan.layout != USUAL) + ["strided"] * plan.strided
+        parts += ["large scores"] * plan.loud
         parts += [f"{plan.padding} rows of padding"] * bool(plan.padding)
         return ", ".join(parts)
 
@@ -316,14 +324,18 @@ class AttentionCases(Cases[AttentionPlan]):
         for cache in caches:
             for request, (query, length) in enumerate(plan.requests):
                 self._fill(cache, table[request], query, length, spec, generator)
+        if plan.loud:
+            caches[0].add_(needles.loud(spec.head_size))
         tokens = sum(queries) + plan.padding
         heads = (tokens, spec.heads, spec.head_size)
         query = buffers.guarded(heads, spec.dtype, self.device, plan.strided)
         query[: sum(queries)] = self.random(
             generator, sum(queries), *heads[1:], dtype=spec.dtype, scale=SHARPNESS
         )
+        if plan.loud:
+            query.add_(needles.loud(spec.head_size))
         for request, (begin, end) in enumerate(self._ranges(plan.requests)):
-            if begin < end:
+            if begin < end and not plan.loud:
                 self._lean(query[begin:end], caches[0], table[request], lengths[request], plan)
         ends = [sum(queries[:count]) for count in range(len(queries) + 1)]
         slopes = [2.0 ** (-8.0 * (head + 1) / spec.heads) for head in range(spec.heads)]

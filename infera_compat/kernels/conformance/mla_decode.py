@@ -65,7 +65,7 @@ class MlaDecodePlan:
     """What a call is made from.
 
     lengths: tokens of each request; 0: a padded row, whose queries are NaN. queries: query
-    tokens of each. capacity, marked: as AttentionPlan's.
+    tokens of each. capacity, marked, loud: as AttentionPlan's.
     """
 
     spec: MlaDecodeSpec
@@ -75,6 +75,7 @@ class MlaDecodePlan:
     layout: str = USUAL
     capacity: int | None = None
     marked: bool = False
+    loud: bool = False
 
 
 class MlaDecodeCases(Cases[MlaDecodePlan]):
@@ -117,6 +118,8 @@ class MlaDecodeCases(Cases[MlaDecodePlan]):
                 yield self._plan(kind, {"dtype": dtype})
             for latent, rope in CHANNELS:
                 yield self._plan("odd", {"dtype": dtype, "latent": latent, "rope": rope})
+            if dtype in needles.LOUD_DTYPES:
+                yield self._plan("usual", {"dtype": dtype, "lse": True}, loud=True)
             for queries in (2, 4):
                 yield self._plan("usual", {"dtype": dtype}, queries=queries)
             yield self._plan("usual", {"dtype": dtype, "lse": True})
@@ -202,6 +205,7 @@ class MlaDecodeCases(Cases[MlaDecodePlan]):
             f"channels {spec.latent}+{spec.rope}",
             f"block {spec.block_size}",
         ]
+        parts += ["large scores"] * plan.loud
         parts += [f"{plan.queries} query tokens"] * (plan.queries > 1) + ["lse"] * spec.lse
         return ", ".join(parts + [plan.layout] * (plan.layout != USUAL))
 
@@ -227,14 +231,18 @@ class MlaDecodeCases(Cases[MlaDecodePlan]):
             place = torch.arange(length, device=self.device)
             values = self.random(generator, length, channels, dtype=spec.kv_dtype)
             cache[table[request][place // spec.block_size], place % spec.block_size] = values
+        if plan.loud:
+            cache.add_(needles.loud(channels))
         tokens = requests * plan.queries
         query = buffers.guarded((tokens, spec.heads, channels), spec.dtype, self.device)
         lengths = self.integers(plan.lengths)
         used = (lengths > 0).repeat_interleave(plan.queries)
         values = self.random(generator, *query.shape, dtype=spec.dtype, scale=SHARPNESS)
         query[used] = values[used]
+        if plan.loud:
+            query.add_(needles.loud(channels))
         for request, length in enumerate(plan.lengths):
-            if length:
+            if length and not plan.loud:
                 place = torch.arange(length, device=self.device)
                 slots = table[request][place // spec.block_size], place % spec.block_size
                 rows = query[request * plan.queries : (request + 1) * plan.queries]

@@ -11,10 +11,22 @@ import math
 
 import torch
 
+LOUDNESS = 120.0
+"""What loud keys add to every score: more than exp can bear in float32 without the maximum."""
+LOUD_DTYPES = (torch.float16, torch.bfloat16)
+"""Not float32, which a GPU may round to TF32: of large keys that leaves too little."""
 STRENGTH = 1.5
 """By how much the score of the key exceeds what makes it equal to all others together."""
 EDGES = (128, 256, 512, 1024)
 """Sizes of parts that kernels cut the keys into."""
+
+
+def loud(channels: int) -> float:
+    """What to add to each channel of queries and of keys, for scores larger by LOUDNESS.
+
+    All scores of a query grow alike, so that nothing else changes, whatever is rounded on the way.
+    """
+    return math.sqrt(LOUDNESS / math.sqrt(channels))
 
 
 def places(length: int, queries: int, block_size: int, window: int | None) -> list[int]:
