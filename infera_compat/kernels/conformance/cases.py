@@ -121,6 +121,10 @@ class Cases(ABC, Generic[PlanT]):
     def isolated(self, case: Case) -> Iterator[tuple[str, Any, torch.Tensor]]:
         """Calls where all that some rows must not read is marked, and those rows: [T], bool."""
 
+    def reaching(self) -> Iterator[PlanT]:
+        """Cases whose calls `far` can move."""
+        yield from self.simple()
+
     @abstractmethod
     def far(self, case: Case, elements: int) -> Any | None:
         """The call, with what it reads more than `elements` elements into a tensor.

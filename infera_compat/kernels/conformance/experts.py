@@ -247,6 +247,15 @@ class ExpertsCases(Cases[ExpertsPlan]):
                 again.hidden_states[~rows] = math.nan
                 yield "every other token is NaN", again, rows
 
+    def reaching(self) -> Iterator[ExpertsPlan]:
+        """On a GPU of large experts, so that no layer of thousands of them is needed."""
+        if not self.large:
+            yield from self.simple()
+            return
+        yield self._plan(
+            spec={"hidden": 4096, "intermediate": 14336, "experts": 2, "global_experts": 2}
+        )
+
     def far(self, case: Case, elements: int) -> ExpertsCall | None:
         """The last local expert lies at the end of more of them, whose weights nobody reads."""
         call, spec = case.call, case.call.spec
@@ -267,5 +276,5 @@ class ExpertsCases(Cases[ExpertsPlan]):
         return moved
 
     def far_bytes(self, case: Case, elements: int) -> int:
-        """w13 is twice as large as w2."""
+        """w13 is twice as large as w2, and there are those that they were made from."""
         return 8 * elements

@@ -100,7 +100,7 @@ def _within(subject: Subject, case: Case, count: int, content: int) -> Trial:
 
 def offsets(subject: Subject) -> Iterator[Trial]:
     """Offsets into a cache, or into weights, that 32 bits do not hold."""
-    for case in subject.made(subject.cases.simple()):
+    for case in subject.made(subject.cases.reaching()):
         needed = subject.cases.far_bytes(case, subject.far)
         if subject.device.type == "cuda":
             torch.cuda.empty_cache()
