@@ -9,7 +9,7 @@ float16. The weights are random, so a request's two best tokens may lie nearer t
 text that parts from stock's counts as rounding only where stock's own logprobs of the two tokens
 were within BOUND. Logprobs before that place are held to BOUND too; where a router chose another
 expert of two that it held for alike, some leave it, at most FEW of them. Writes
-<out>/kernels-<release>.json.
+<out>/kernels-h200-<release>.json.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def main() -> None:
         "rows": rows,
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / f"kernels-{body['release']}.json"
+    file = options.out / f"kernels-h200-{body['release']}.json"
     file.write_text(json.dumps(body, indent=1) + "\n", "utf-8")
 
 

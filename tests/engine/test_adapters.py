@@ -1,0 +1,113 @@
+"""What the adapters believe of stock's attention metadata, held against the installed source."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from typing import Any
+
+import pytest
+
+from infera_compat.errors import Refused
+from infera_compat.release import Release
+from infera_shims.adapters import adapter, metadata
+
+# Fields that say something of the result which no kernel here is told of: set, a step is stock's.
+MEANT = {
+    "dynamic_causal",
+    "encoder_cache",
+    "use_cascade",
+    "common_prefix_len",
+    "cu_prefix_query_lens",
+    "prefix_kv_lens",
+    "suffix_kv_lens",
+    "max_dcp_context_kv_len",
+    "dcp_context_kv_lens",
+    "mm_prefix_range",
+    "mm_prefix_range_tensor",
+    "mm_prefix_query_range_tensor",
+    "rswa_prefix_lens",
+    "rswa_window",
+    "rswa_window_tensor",
+    "use_sdpa_prefill",
+    "sdpa_attn_masks",
+    "sdpa_start_loc",
+}
+
+
+def fields_of(release: Release, symbol: str) -> list[str]:
+    """The fields of a metadata class, from the installed source: nothing is imported."""
+    module, _, name = symbol.partition(":")
+    file = release.root.parent / f"{module.replace('.', '/')}.py"
+    if not file.is_file():
+        file = release.root / f"{module.removeprefix('vllm.').replace('.', '/')}.py"
+    found = next(
+        node
+        for node in ast.parse(file.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    return [
+        node.target.id
+        for node in found.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+
+
+@pytest.mark.parametrize("backend", metadata.KNOWN)
+def test_every_field_of_this_release_is_read_ignored_or_meant(
+    release: Release, backend: str
+) -> None:
+    known = metadata.KNOWN[backend]
+    if release.version is not None and release.version.minor < int(known.first.split(".")[1]):
+        pytest.skip(f"{backend} is taken from {known.first} on")
+    found = set(fields_of(release, known.upstream))
+    assert metadata.READ - {"causal"} <= found
+    assert found - metadata.READ - known.ignored - set(known.same_as) <= MEANT
+
+
+@dataclasses.dataclass
+class Step:
+    """Metadata of a release that nobody has seen."""
+
+    max_query_len: int = 1
+    scheduler_metadata: Any = None
+    sliding_window: Any = None
+    something_new: Any = None
+
+
+class Impl:
+    sliding_window = (7, 0)
+
+
+@pytest.mark.parametrize(
+    ("step", "stray"),
+    [
+        (Step(), None),
+        (Step(scheduler_metadata=object()), None),
+        (Step(sliding_window=(7, 0)), None),
+        (Step(sliding_window=(9, 0)), "sliding_window"),
+        (Step(something_new=1), "something_new"),
+        (Step(something_new=0), None),
+        (Step(something_new=False), None),
+        (Step(something_new=True), "something_new"),
+        (Step(something_new=0.0), "something_new"),
+        (Step(something_new=[]), "something_new"),
+    ],
+)
+def test_a_field_that_is_not_understood_must_be_unset(step: Step, stray: str | None) -> None:
+    assert metadata.stray(step, "FLASH_ATTN", Impl()) == stray
+
+
+def test_a_gate_says_what_it_found() -> None:
+    with pytest.raises(Refused, match="found sparse MLA, expected MLA over all tokens"):
+        adapter.check(iter([adapter.Gate(False, "sparse MLA", "MLA over all tokens")]))
+
+
+@pytest.mark.parametrize(
+    ("thing", "there"),
+    [({}, False), ({"x": None}, False), ({"x": False}, False), ({"x": 0.5}, True)],
+)
+def test_a_feature_that_a_release_does_not_know_is_not_in_use(
+    thing: dict[str, Any], there: bool
+) -> None:
+    assert adapter.has(type("Thing", (), thing)(), "x") is there
