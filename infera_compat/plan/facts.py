@@ -11,7 +11,7 @@ from typing import Any
 from infera_compat.kernels.kernel import CONTRACT, Kernel
 from infera_compat.matrix import support
 from infera_compat.matrix.checkout import Checkout
-from infera_compat.plan import author, benches, caches, points, probing, proofs
+from infera_compat.plan import author, benches, caches, engines, points, probing, proofs
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Facts:
     points: tuple[points.Point, ...]
     layouts: tuple[caches.Layout, ...]
     proofs: proofs.Proofs
+    engines: tuple[engines.Ran, ...]
     benches: benches.Benches
     author: author.Author
 
@@ -70,6 +71,7 @@ def gather(
         points=points.points(op, found),
         layouts=caches.layouts(op, found),
         proofs=proofs.read(checkout, name, op),
+        engines=engines.read(checkout, name),
         benches=benches.read(checkout, name, op, releases),
         author=author.read(prose),
     )

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from infera_compat.kernels import kernel as kernels
-from infera_compat.plan import benches, caches, checks, points, probing, proofs, questions, risks
+from infera_compat.plan import (
+    benches,
+    caches,
+    checks,
+    engines,
+    points,
+    probing,
+    proofs,
+    questions,
+    risks,
+)
 from infera_compat.plan.facts import Facts
 from infera_compat.plan.markdown import code, items, joined, table
 
@@ -264,10 +274,31 @@ def _testing(facts: Facts) -> str:
         parts.append(table(("check", "", "where", "cases", ""), outcomes))
     if not any(proof.on_gpu for proof in facts.proofs.records):
         parts.append(f"On a GPU: {missing(facts.proofs.do(on_gpu=True))}")
+    parts.append("In engines, beside stock's text and logprobs:")
+    parts.append(_beside_stock(facts) if facts.engines else missing(engines.DO))
     parts.append("What the plan asks of them:")
     parts.append(_proofs(facts, (*checks.EAGER, *checks.COMPILER, *checks.REST)))
     parts.append(f"The tolerance: {facts.author.tolerance or '**not justified** by the author.'}")
     return "\n\n".join(parts)
+
+
+def _beside_stock(facts: Facts) -> str:
+    rows = (
+        (
+            ran.release,
+            ran.gpu,
+            ran.model,
+            ran.mode,
+            "equal but for rounding" if ran.equal else "**unlike stock**",
+            f"{ran.texts[0]} of {ran.texts[1]}",
+            f"{ran.worst:.3f}",
+            ran.date,
+            ran.commit,
+        )
+        for ran in facts.engines
+    )
+    heads = ("release", "machine", "model", "mode", "", "same text", "logprob, at most")
+    return table((*heads, "date", "commit"), rows)
 
 
 def _benchmarks(facts: Facts) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from infera_compat.kernels import kernel as kernels
-from infera_compat.plan import benches, caches, checks, points, probing, proofs, risks
+from infera_compat.plan import benches, caches, checks, engines, points, probing, proofs, risks
 from infera_compat.plan.facts import Facts
 from infera_shims.seams.kv_views import regimes
 
@@ -72,12 +72,14 @@ def _plug_in_point(facts: Facts) -> Found:
 
 
 def _engine_version(facts: Facts) -> Found:
-    served = facts.benches.served
-    if not served:
-        return Found(
-            "no record of this kernel in an engine of any vLLM release", facts.benches.do_engine
-        )
-    return Found("; ".join(f"{x.where}, torch {x.told['torch']}" for x in served))
+    unlike = [f"{x.release} {x.model} {x.mode}" for x in facts.engines if not x.equal]
+    if unlike:
+        return Found(f"unlike stock in an engine: {', '.join(unlike)}", engines.DO)
+    told = [f"{x.where}, torch {x.told['torch']}" for x in facts.benches.served]
+    told += dict.fromkeys(f"{x.release} on {x.gpu}, torch {x.torch}" for x in facts.engines)
+    if not told:
+        return Found("no record of this kernel in an engine of any vLLM release", engines.DO)
+    return Found("; ".join(told))
 
 
 def _block_table(facts: Facts) -> Found:

@@ -182,6 +182,16 @@ class Desk:
              "cells": [cell | changed]},
         )  # fmt: skip
 
+    def beside_stock(self, **changed: Any) -> None:
+        """The kernel in an engine beside stock, one model and mode."""
+        row = {"kernels": {"INFERA_ATTENTION": self.kernel.name}, "model": "llama",
+               "mode": "h200 graphs", "status": "equal", "same_text": 7, "requests": 8,
+               "worst_logprob": 0.0123}  # fmt: skip
+        self.put(
+            f"kernels-h200-{NEWEST}",
+            {"gpu": H200, "release": NEWEST, **RUN, "rows": [row | changed]},
+        )
+
     def prose(self, text: str = PROSE) -> None:
         self.file.with_suffix(".toml").write_text(text)
 

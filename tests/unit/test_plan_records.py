@@ -10,7 +10,7 @@ import pytest
 from fake_plan import NEWEST, PROSE, Desk, FakeAttention
 
 from infera_compat.errors import CompatError
-from infera_compat.plan import benches
+from infera_compat.plan import benches, page
 from infera_compat.plan.author import Target
 
 
@@ -160,3 +160,26 @@ def test_an_author_s_file_may_say_all_of_it(desk: Desk) -> None:
     author = desk.facts().author
     assert (author.plug_in_point, author.out_of_scope) == ("p", ("o",))
     assert (author.risks[0].name, author.targets[0].batch_min) == ("n", 1)
+
+
+def test_a_kernel_beside_stock_in_an_engine_says_which_release_it_was(desk: Desk) -> None:
+    assert 2 in desk.gaps()
+    desk.beside_stock()
+    assert 2 not in desk.gaps()
+    told = page.page(desk.facts())
+    assert "7 of 8" in told
+    assert "0.012" in told
+    desk.beside_stock(worst_logprob=0.5, same_text=3)
+    assert "3 of 8" in page.page(desk.facts())
+    assert "0.500" in page.page(desk.facts())
+
+
+def test_a_kernel_unlike_stock_in_an_engine_is_a_gap(desk: Desk) -> None:
+    desk.engine()
+    desk.beside_stock(status="failed")
+    assert "unlike stock" in desk.gaps()[2]
+
+
+def test_another_kernel_s_engines_say_nothing_of_this_one(desk: Desk) -> None:
+    desk.beside_stock(kernels={"INFERA_ATTENTION": "another"})
+    assert 2 in desk.gaps()
