@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from infera_compat.matrix import files
 from infera_compat.matrix.checkout import Checkout
@@ -47,7 +48,7 @@ def read(checkout: Checkout, kernel: str) -> tuple[Ran, ...]:
     )
 
 
-def _of(file: files.Path, kernel: str) -> Iterator[Ran]:
+def _of(file: Path, kernel: str) -> Iterator[Ran]:
     body = files.load(file)
     for row in body["rows"]:
         if kernel not in row["kernels"].values() or "same_text" not in row:
