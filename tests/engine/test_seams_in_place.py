@@ -50,9 +50,10 @@ def test_the_platform_is_ours_whichever_is_imported_first(ours_first: bool) -> N
 PARITY = """
 import importlib, json
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from types import SimpleNamespace
 from infera_compat.ledger import Ledger
 from infera_shims.seams import backends
-backends.open_book(Ledger())
+backends.open_book(SimpleNamespace(ledger=Ledger(), adapter=None))
 stock = AttentionBackendEnum.CPU_ATTN.get_class()
 path = backends.path_over(AttentionBackendEnum.CPU_ATTN.get_path())
 module, _, name = path.rpartition(".")
