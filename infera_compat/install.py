@@ -104,13 +104,13 @@ class Installation:
                 against[seam] = f"moved: {', '.join(x.need.symbol for x in moved)}"
             elif choice.kernel is None:
                 against[seam] = f"nothing to bind ({choice.why_not})"
-            elif seam not in candidates:
-                reason = f"{variable}={choice.forced}" if forced else f"only by {variable}={seam}"
-                against[seam] = reason
             elif choice.op in self._kernels and not _shims().carries(
                 seam, self._kernels[choice.op]
             ):
                 against[seam] = f"it only passes through: {choice.kernel} can't be bound by it"
+            elif seam not in candidates:
+                reason = f"{variable}={choice.forced}" if forced else f"only by {variable}={seam}"
+                against[seam] = reason
         choice.not_taken = against
         plan = tuple(seam for seam in candidates if seam not in against)
         if choice.kernel and not plan:

@@ -106,6 +106,13 @@ def test_the_report_tells_a_person_the_same(fake: Fake, path: tuple[Path, ...]) 
     assert ran.status == 0
 
 
+def test_the_report_says_which_seams_only_pass_through(fake: Fake, path: tuple[Path, ...]) -> None:
+    asked = {"INFERA_ATTENTION": "one", "INFERA_MOE": "two"}
+    said = fake.run(MAIN, "report", path=path, **WIDE, **asked).out
+    for kernel_name, times in {"one": 1, "two": 3}.items():
+        assert said.count(f"it only passes through: {kernel_name} can't be bound by it") == times
+
+
 def test_without_kernels_the_report_says_so(fake: Fake) -> None:
     path = fake.without_plugin()
     assert reported(fake, path) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,6 +147,22 @@ def test_a_layer_of_another_make_is_told_by_its_class() -> None:
     why = seam.reason_against(CacheOnly())
     assert why is not None
     assert why.endswith("CacheOnly is none of Attention and MLAAttention")
+
+
+@pytest.mark.parametrize(
+    ("op", "mla", "told"),
+    [
+        ("attention", True, "one is a kernel for attention, this is MLA"),
+        ("mla_decode", False, "one is a kernel for mla_decode, this is no MLA"),
+        ("attention", False, None),
+        ("mla_decode", True, None),
+    ],
+)
+def test_a_kernel_of_the_other_kind_is_told(op: str, mla: bool, told: str | None) -> None:
+    impl = SimpleNamespace(**{"forward_mqa": None} if mla else {})
+    adapter = SimpleNamespace(kernel=SimpleNamespace(name="one", op=op))
+    assert seam.other_kind(SimpleNamespace(impl=impl), adapter) == told
+    assert seam.other_kind(SimpleNamespace(impl=impl), None) is None
 
 
 def test_an_mla_impl_without_prefill_is_shadowed_where_it_has_a_method(binding: Binding) -> None:

@@ -128,7 +128,7 @@ def shadow(layer: Any, seam: str, binding: Binding) -> None:
     if backends.is_ours(impl) or of(impl) or reason_against(layer):
         return
     adapter = binding.adapter
-    if adapter is not None and (adapter.kernel.op == MLA_DECODE) != hasattr(impl, "forward_mqa"):
+    if other_kind(layer, adapter):
         return
     for method in methods_of(layer):
         ours = Shadow(getattr(impl, method), seam, layer.layer_name, method, binding)
@@ -153,6 +153,15 @@ def reason_against(layer: Any) -> str | None:
     if layer.use_direct_call:
         return "vLLM calls it directly on this platform, so that Dynamo traces into it"
     return None
+
+
+def other_kind(layer: Any, adapter: Any) -> str | None:
+    """Why a layer is not for this adapter's kernel whatever it is like, or None."""
+    mla = hasattr(layer.impl, "forward_mqa")
+    if adapter is None or (adapter.kernel.op == MLA_DECODE) == mla:
+        return None
+    kind = "MLA" if mla else "no MLA"
+    return f"{adapter.kernel.name} is a kernel for {adapter.kernel.op}, this is {kind}"
 
 
 def of(impl: Any) -> Shadow | None:

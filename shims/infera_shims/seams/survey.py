@@ -52,8 +52,9 @@ def layers(worker: Any, installation: Installation) -> Iterator[Layer]:
     context = worker.vllm_config.compilation_config.static_forward_context
     for name, built in context.items():
         if isinstance(built, base.AttentionLayerBase):
-            found = _attention(name, built, ledger)
-            yield _decided(found, adapters.get("attention"), built)
+            over = adapters.get("attention")
+            found = _attention(name, built, ledger, over)
+            yield _decided(found, over, built)
         elif moe_class is not None and isinstance(built, moe_class):
             found = _moe(name, built, ledger, moe)
             yield _decided_moe(found, adapters.get("moe"), built, moe)
@@ -102,7 +103,7 @@ def watch_graphs(worker: Any, installation: Installation) -> None:
         ledger.before_first_step = replays.reset
 
 
-def _attention(name: str, built: Any, ledger: Ledger) -> Layer:
+def _attention(name: str, built: Any, ledger: Ledger, adapter: Any) -> Layer:
     choice = ledger.choices["attention"]
     if not hasattr(built, "attn_backend") or not hasattr(built, "impl"):
         return Layer("attention", name, type(built).__qualname__, why_not=OWN_BACKEND)
@@ -117,12 +118,15 @@ def _attention(name: str, built: Any, ledger: Ledger) -> Layer:
         return Layer("attention", name, over, shadow.seam, kernel, shared_with=other)
     if ("attention", name) in ledger.made:
         return Layer("attention", name, over, ledger.made["attention", name], choice.kernel)
-    return Layer("attention", name, over, why_not=_why_not_attention(built, choice))
+    return Layer("attention", name, over, why_not=_why_not_attention(built, choice, adapter))
 
 
-def _why_not_attention(built: Any, choice: Choice) -> str:
+def _why_not_attention(built: Any, choice: Choice, adapter: Any) -> str:
     if choice.kernel is None:
         return str(choice.why_not)
+    kind = layer.other_kind(built, adapter)
+    if kind:
+        return kind
     if "layer" in choice.seams or "model" in choice.seams:
         against = layer.reason_against(built)
         if against:
