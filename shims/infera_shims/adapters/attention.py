@@ -48,8 +48,14 @@ class AttentionAdapter(Adapter):
             raise Refused(f"{self.kernel.name} is a kernel for attention, this is MLA")
         adapter.check(adapter.everywhere(self.config))
         adapter.check(_gates(layer, self.config))
+        written = name_of(layer.attn_backend) == SELF_WRITTEN
+        if written and self.kernel.max_query_len is not None:
+            raise Refused(
+                f"{self.kernel.name} takes steps of {self.kernel.max_query_len} query tokens a "
+                "request alone, and here it must take all of them: it owns the KV cache"
+            )
         self.admit(name, _spec(layer, self.config))
-        if name_of(layer.attn_backend) == SELF_WRITTEN:
+        if written:
             self.regimes[name] = KV_HALVES
 
     def writes(self, layer: Any) -> bool:
