@@ -13,8 +13,8 @@ from infera_compat.errors import CompatError
 def harmless(what: str, strict: bool) -> Iterator[None]:
     """Turn an accident in here into one WARNING; `what` reads "binding the ops", say.
 
-    A CompatError is no accident but a stop that the operator asked for, and under INFERA_STRICT so
-    is everything.
+    A CompatError is no accident but a stop that the operator asked for. strict: so is everything,
+    under INFERA_STRICT, or where a kernel that was asked for by name depends on it.
     """
     try:
         yield
@@ -23,10 +23,10 @@ def harmless(what: str, strict: bool) -> Iterator[None]:
             raise
         if strict:
             raise CompatError(
-                f"INFERA_STRICT: {what} failed",
+                f"{what} failed, under INFERA_STRICT or for a kernel asked for by name",
                 found=f"{type(error).__name__}: {error}",
                 expected="no accident",
-                do="Unset INFERA_STRICT to go on with stock vLLM.",
+                do="Unset those to go on with stock vLLM.",
             ) from error
         report.warn(
             f"infera-compat: {what} failed ({type(error).__name__}: {error}). vLLM goes on "

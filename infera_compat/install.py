@@ -117,6 +117,11 @@ class Installation:
             choice.refuse("; ".join(against[seam] for seam in candidates))
         return plan
 
+    @property
+    def must(self) -> bool:
+        """Whether an accident is to stop the start: strict, or a kernel was asked for by name."""
+        return self.settings.strict or bool(self._kernels)
+
     def knows_worker(self) -> bool:
         """Whether vLLM's worker is what its shim was written for."""
         if self.shim is None or self.verdict is None:

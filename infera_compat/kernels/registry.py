@@ -172,11 +172,17 @@ def _load(entry: Entry) -> AnyKernel:
     found = _attribute(_module(entry), entry)
     if not isinstance(found, Kernel):
         raise _wrong(entry, _kind(found), f"a Kernel's instance in {entry.value}")
-    kernel: AnyKernel = found
+    checked(entry, found)
+    return found
+
+
+def checked(entry: Entry, kernel: AnyKernel) -> None:
+    """Raise CompatError for a kernel that is not what its entry, or this infera-compat, wants."""
     try:
         name, op, contract = kernel.name, kernel.op, kernel.contract
-    except AttributeError as error:
-        raise _wrong(entry, str(error), "a kernel with name, op and contract") from error
+    except Exception as error:  # a property may raise anything
+        found = f"{type(error).__name__}: {error}"
+        raise _wrong(entry, found, "a kernel with name, op and contract") from error
     if contract != CONTRACT:
         raise _wrong(
             entry,
@@ -188,18 +194,19 @@ def _load(entry: Entry) -> AnyKernel:
     if op not in tuple(OPS):  # an op may be of any type here, one without a hash too
         raise _wrong(entry, f"op {op!r}", f"one of {', '.join(OPS)}")
     module, base = BASES[op]
-    if not isinstance(found, vars(importlib.import_module(module))[base]):
+    if not isinstance(kernel, vars(importlib.import_module(module))[base]):
         raise _wrong(
             entry, f"{type(kernel).__name__} of op {op}", f"one derived from {module}.{base}"
         )
-    return kernel
+    if not name.isidentifier():
+        raise _wrong(entry, f"the name {name!r}", "a Python identifier: it names a torch op too")
 
 
 def _module(entry: Entry) -> ModuleType:
     name = _reference(entry)[0]
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module that ends the process at its import, too
         if isinstance(error, ModuleNotFoundError) and error.name in NOT_HERE:
             raise _wrong(entry, str(error), f"{error.name} to be installed") from error
         found = f"{type(error).__name__}: {error}"
@@ -211,8 +218,9 @@ def _attribute(module: ModuleType, entry: Entry) -> object:
     for part in filter(None, _reference(entry)[1].split(".")):
         try:
             value = getattr(value, part)
-        except AttributeError as error:
-            raise _wrong(entry, str(error), f"{entry.value} to be there") from error
+        except Exception as error:  # a module's __getattr__ may raise anything
+            found = f"{type(error).__name__}: {error}"
+            raise _wrong(entry, found, f"{entry.value} to be there") from error
     return value
 
 

@@ -7,10 +7,17 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
-from infera_compat.errors import Refused
+from infera_compat.errors import CompatError, Refused
+from infera_compat.kernels.attention.contract import AttentionSpec
+from infera_compat.kernels.attention.reference import ReferenceAttention
+from infera_compat.kernels.kernel import Reason
+from infera_compat.ledger import Ledger
 from infera_compat.release import Release
 from infera_shims.adapters import adapter, metadata
+from infera_shims.adapters.attention import AttentionAdapter
+from infera_shims.seams.kv_views.regimes import KV_HALVES
 
 # Fields that say something of the result which no kernel here is told of: set, a step is stock's.
 MEANT = {
@@ -111,3 +118,35 @@ def test_a_feature_that_a_release_does_not_know_is_not_in_use(
     thing: dict[str, Any], there: bool
 ) -> None:
     assert adapter.has(type("Thing", (), thing)(), "x") is there
+
+
+class Picky(ReferenceAttention):
+    """Takes no window."""
+
+    def supports(self, spec: AttentionSpec) -> Reason | None:
+        return Reason("a window", "none") if spec.window else None
+
+
+def test_a_model_that_is_built_later_starts_anew() -> None:
+    ours = AttentionAdapter(Picky(), Ledger())
+    spec = AttentionSpec(2, 1, 64, torch.float32, torch.float32, device="cpu")
+    ours.begin("a config")
+    ours.admit("layers.0", spec)
+    ours.admit("layers.1", spec)
+    ours.regimes["layers.0"] = KV_HALVES
+    with pytest.raises(Refused, match="found a window"):
+        ours.admit("layers.0", dataclasses.replace(spec, window=8))
+    assert list(ours.specs) == ["layers.1"]
+    ours.begin("another")
+    assert (ours.specs, ours.regimes, ours.rows, ours.config) == ({}, {}, {}, "another")
+
+
+def test_a_kernel_that_fails_before_anything_is_served_stops_the_start() -> None:
+    class Fails(ReferenceAttention):
+        def supports(self, spec: AttentionSpec) -> Reason | None:
+            raise ValueError("a mistake")
+
+    ours = AttentionAdapter(Fails(), Ledger())
+    spec = AttentionSpec(2, 1, 64, torch.float32, torch.float32, device="cpu")
+    with pytest.raises(CompatError, match=r"reference_attention.supports failed.*a mistake"):
+        ours.admit("layers.0", spec)

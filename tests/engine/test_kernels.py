@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from conftest import DENSE, HERE, MOE, Run
@@ -131,6 +132,36 @@ def test_refused_by_name(start: Callable[..., Run], release: Release, way: str) 
     with pytest.raises(child.ChildError, match=r"was asked for (attention|moe) and") as error:
         start("refused", kinds[-1:], False, False, **asked, **HERE)
     assert next(iter(asked.values())) in str(error.value)
+
+
+FAILING = """
+from infera_compat.kernels.attention.reference import ReferenceAttention
+class Fails(ReferenceAttention):
+    name = "fails"
+    def {method}(self, *args):
+        raise ValueError("a mistake in it")
+KERNEL = Fails()
+"""
+
+
+@pytest.mark.parametrize("method", ["workspace", "warm_up"])
+def test_a_named_kernel_that_can_t_be_prepared_stops_the_start(
+    start: Callable[..., Run], release: Release, tmp_path: Path, method: str
+) -> None:
+    if not owns_the_cache(release):
+        pytest.skip(f"{release} refuses it before: test_refused_by_name")
+    (tmp_path / "fails.py").write_text(FAILING.format(method=method), "utf-8")
+    about = tmp_path / "fails-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: fails\nVersion: 1.0\n", "utf-8")
+    (about / "entry_points.txt").write_text(
+        "[infera_compat.kernels]\nfails = fails:KERNEL\n", "utf-8"
+    )
+    with pytest.raises(child.ChildError, match=f"fails.{method} failed.*a mistake in it"):
+        start(
+            "fails", (DENSE,), False, False,
+            INFERA_ATTENTION="fails", PYTHONPATH=str(tmp_path), **HERE,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

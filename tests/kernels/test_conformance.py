@@ -133,6 +133,17 @@ def last_of_long(call: Any) -> Any:
     return replace(call, max_seq_len=int(lengths.max()))
 
 
+def own_slopes(call: Any) -> Any:
+    heads = call.spec.heads
+    slopes = [2.0 ** (-8.0 * (head + 1) / heads) for head in range(heads)]
+    return replace(call, alibi_slopes=torch.tensor(slopes)) if call.spec.alibi else call
+
+
+def narrow_window(call: Any) -> Any:
+    window = call.spec.window
+    return call if window is None else with_spec(call, window=min(window, 48))
+
+
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, taken for contiguous."""
     strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim())]
@@ -174,6 +185,15 @@ WRONG_NUMBERS = {
     "wrong in float32 alone": attention(
         after=scaled("out", 1.01, lambda call: call.spec.dtype == torch.float32)
     ),
+    "a scale of its own": attention(lambda call: replace(call, scale=call.spec.head_size**-0.5)),
+    "MLA, a scale of its own": mla(
+        lambda call: replace(call, scale=(call.spec.latent + call.spec.rope) ** -0.5)
+    ),
+    "ALiBi slopes of its own": attention(own_slopes),
+    "no window past 48 tokens": attention(narrow_window),
+    "wrong where the cache has another type": attention(
+        after=scaled("out", 1.1, lambda call: call.spec.kv_dtype != call.spec.dtype)
+    ),
     "wrong for head size 80": attention(
         after=scaled("out", 1.1, lambda call: call.spec.head_size == 80)
     ),
@@ -193,6 +213,25 @@ WRONG_NUMBERS = {
         after=scaled("out", 1.1, lambda call: len(call.out) == 1)
     ),
 }
+
+
+def test_ranks_catch_groups_that_are_no_power_of_two() -> None:
+    def odd(call: Any) -> bool:
+        return bin(call.spec.heads // call.spec.kv_heads).count("1") > 1
+
+    assert run("ranks", attention(after=scaled("out", 1.1, odd))).status == FAIL
+
+
+def test_paged_catches_large_blocks() -> None:
+    wrong = scaled("out", 1.1, lambda call: call.key_cache.shape[1] > 64)
+    assert run("paged", attention(after=wrong)).status == FAIL
+
+
+def test_a_kernel_that_ends_the_process_fails() -> None:
+    def end(call: Any) -> Any:
+        raise SystemExit(0)
+
+    assert run("numerics", attention(end)).status == FAIL
 
 
 @pytest.mark.parametrize("what", WRONG_NUMBERS)

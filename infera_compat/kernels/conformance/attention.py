@@ -35,9 +35,9 @@ LARGE: Mapping[bool, Mapping[str, Requests]] = {
 }
 """By whether it runs on a GPU."""
 
-HEADS = ((32, 8), (64, 8), (8, 1))
+HEADS = ((32, 8), (64, 8), (8, 1), (28, 4), (40, 8))  # groups of 7 and 5 heads are real too
 HEAD_SIZES = (64, 80, 96, 128, 256)
-BLOCK_SIZES = (16, 32, 48, 64)  # 48: no power of two, as hybrid models have
+BLOCK_SIZES = (16, 32, 48, 64, 128)  # 48: no power of two, as hybrid models have
 FEATURES: Mapping[str, Mapping[str, Any]] = {
     "window 16": {"window": 16},
     "window 1": {"window": 1},
@@ -49,6 +49,9 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "window and soft cap": {"window": 24, "soft_cap": 5.0},
 }
 
+WIDE = 200
+SCALE = 0.8
+"""Of the usual scale: some models have their own."""
 CAPTURED_TOKENS = 16384
 """Tokens of all requests of a replay, about: the expectation is slow."""
 BEHIND = 64.0
@@ -146,13 +149,14 @@ class AttentionCases(Cases[AttentionPlan]):
 
     def _spec(self, **values: Any) -> AttentionSpec:
         dtype = values.pop("dtype", torch.bfloat16)
+        kv_dtype = values.pop("kv_dtype", dtype)
         capability = None
         if self.device.type == "cuda" and torch.version.cuda:
             capability = torch.cuda.get_device_capability(self.device)
         usual = {"heads": 8, "kv_heads": 2, "head_size": 64, "block_size": 16}
         return AttentionSpec(
             dtype=dtype,
-            kv_dtype=dtype,
+            kv_dtype=kv_dtype,
             device=self.device.type,
             capability=capability,
             **(usual | values),
@@ -168,12 +172,16 @@ class AttentionCases(Cases[AttentionPlan]):
         for dtype in DTYPES:
             for kind in self._kinds:
                 yield self._plan(kind, {"dtype": dtype})
+            for kind in LARGE[self.large]:  # windows are of many blocks
+                yield self._plan(kind, {"dtype": dtype, "window": WIDE})
             # Kernels often have a way of their own for decoding.
             for kind in dict.fromkeys((self._usual_kind, "decode")):
                 for size in HEAD_SIZES:
                     yield self._plan(kind, {"dtype": dtype, "head_size": size})
                 for feature in FEATURES.values():
                     yield self._plan(kind, {"dtype": dtype, **feature})
+                other = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
+                yield self._plan(kind, {"dtype": dtype, "kv_dtype": other})
                 if dtype in needles.LOUD_DTYPES:
                     yield self._plan(kind, {"dtype": dtype}, loud=True)
 
@@ -338,7 +346,8 @@ class AttentionCases(Cases[AttentionPlan]):
             if begin < end and not plan.loud:
                 self._lean(query[begin:end], caches[0], table[request], lengths[request], plan)
         ends = [sum(queries[:count]) for count in range(len(queries) + 1)]
-        slopes = [2.0 ** (-8.0 * (head + 1) / spec.heads) for head in range(spec.heads)]
+        # Not the formula's for so many heads: a rank has a part of the model's.
+        slopes = [0.7 * 2.0 ** (-6.0 * (head + 2) / spec.heads) for head in range(spec.heads)]
         call = AttentionCall(
             spec=spec,
             query=query,
@@ -349,7 +358,7 @@ class AttentionCases(Cases[AttentionPlan]):
             query_start_loc=self.integers(ends),
             max_query_len=plan.most_queries or max(queries),
             max_seq_len=capacity,
-            scale=spec.head_size**-0.5,
+            scale=SCALE * spec.head_size**-0.5,
             out=buffers.guarded(heads, spec.dtype, self.device, plan.strided),
             sinks=self.random(generator, spec.heads, dtype=spec.dtype) if spec.sinks else None,
             alibi_slopes=self.integers(slopes, torch.float32) if spec.alibi else None,

@@ -61,7 +61,8 @@ def judge(check: str, trials: Iterable[Trial]) -> Outcome:
             done.append(trial)
     except NotRun as error:
         reason = str(error)
-    except Exception as error:  # noqa: BLE001 (a kernel may raise anything, and that is an outcome)
+    # A kernel may raise anything, or end the process: that is an outcome.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         done.append(Trial(f"case {len(done) + 1}", raised(error)))
     wrong = [trial for trial in done if trial.problem is not None]
     if wrong:
@@ -73,7 +74,7 @@ def judge(check: str, trials: Iterable[Trial]) -> Outcome:
     return Outcome(check, status, detail, len(done), round(time.monotonic() - began, 2))
 
 
-def raised(error: Exception) -> str:
+def raised(error: BaseException) -> str:
     """An exception in one line."""
     text = " ".join(str(error).split())
     short = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

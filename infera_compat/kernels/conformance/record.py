@@ -65,6 +65,8 @@ def _imported(asked: str) -> Kernel[Any, Any, Any]:
             expected="a Kernel's instance",
             do="Mend it.",
         )
+    name = kernel.name if hasattr(kernel, "name") else attribute
+    registry.checked(registry.Entry(name, asked, "(not installed)", ""), kernel)
     return kernel
 
 

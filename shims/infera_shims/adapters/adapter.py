@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from infera_compat.errors import Refused
-from infera_compat.kernels.kernel import Kernel
+from infera_compat.errors import CompatError, Refused
+from infera_compat.kernels.kernel import OPS, Kernel
 from infera_compat.kernels.store import Store
 from infera_compat.kernels.table import KEYS, Row, Table
 from infera_compat.ledger import Ledger
@@ -42,12 +43,38 @@ class Adapter:
     rows: dict[str, Row] = field(default_factory=dict)
     store: Store | None = None
 
+    def begin(self, config: Any) -> None:
+        """Start anew for a model that was just built: an earlier one's layers are forgotten."""
+        self.config = config
+        self.specs.clear()
+        self.rows.clear()
+        self.workspace = None
+
     def admit(self, name: str, spec: Any) -> None:
         """Let the kernel take a layer; Refused with the kernel's reason where it does not."""
-        reason = self.kernel.supports(spec)
+        self.specs.pop(name, None)
+        self.ask(spec)
+        self.specs[name] = spec
+
+    def ask(self, spec: Any) -> None:
+        """Ask the kernel for a layer; Refused with its reason where it does not take it."""
+        with self.in_kernel("supports"):
+            reason = self.kernel.supports(spec)
         if reason is not None:
             raise Refused(f"{self.kernel.name} does not take it: {reason}")
-        self.specs[name] = spec
+
+    @contextmanager
+    def in_kernel(self, method: str) -> Iterator[None]:
+        """Stop the start where the kernel fails: it was asked for by name."""
+        try:
+            yield
+        except Exception as error:
+            raise CompatError(
+                f"{self.kernel.name}.{method} failed",
+                found=f"{type(error).__name__}: {error}",
+                expected="a kernel that is prepared before anything is served",
+                do=f"Mend it, or set INFERA_{OPS[self.kernel.op].upper()}=off.",
+            ) from error
 
     def choose(self, settings: Settings, source: str) -> None:
         """Look up where the kernel is faster, and what it kept from an earlier start.
@@ -82,7 +109,8 @@ class Adapter:
         if not self.specs:
             return
         sizes = self.sizes()
-        wanted = max((self.kernel.workspace(s, sizes) for s in set(self.specs.values())), default=0)
+        with self.in_kernel("workspace"):
+            wanted = max(self.kernel.workspace(spec, sizes) for spec in set(self.specs.values()))
         if wanted and self.config.parallel_config.enable_dbo:
             for name in list(self.specs):
                 self.drop(name, "two batches at once (enable_dbo) would share its scratch")
@@ -100,7 +128,8 @@ class Adapter:
         if self.store is None:
             raise AssertionError("choose() comes first")
         for spec in set(self.specs.values()):
-            self.kernel.warm_up(spec, self.sizes(), self.device, self.store)
+            with self.in_kernel("warm_up"):
+                self.kernel.warm_up(spec, self.sizes(), self.device, self.store)
 
     @property
     def device(self) -> torch.device:
@@ -120,8 +149,7 @@ class Adapter:
     def drop(self, name: str, reason: str) -> None:
         """A layer goes back to stock after all, before anything was served."""
         del self.specs[name]
-        op = "moe" if self.kernel.op == "experts" else "attention"
-        layer = self.ledger.layers[op, name]
+        layer = self.ledger.layers[OPS[self.kernel.op], name]
         layer.seam, layer.kernel, layer.why_not = None, None, reason
 
     def may_run(self, device: torch.device) -> bool:

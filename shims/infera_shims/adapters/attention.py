@@ -42,6 +42,11 @@ class AttentionAdapter(Adapter):
     kernel: AttentionKernel
     regimes: dict[str, Regime] = field(default_factory=dict)
 
+    def begin(self, config: Any) -> None:
+        """Start anew, as Adapter.begin."""
+        super().begin(config)
+        self.regimes.clear()
+
     def decide(self, name: str, layer: Any) -> None:
         """Take a layer, or raise Refused; its cache does not exist yet."""
         if hasattr(layer.impl, "forward_mqa"):

@@ -117,9 +117,7 @@ class ExpertsAdapter(Adapter):
     def _judge(self, experts: Any, layer: Any) -> ExpertsSpec:
         adapter.check(_gates(experts, layer))
         spec = _spec(experts, layer)
-        reason = self.kernel.supports(spec)
-        if reason is not None:
-            raise Refused(f"{self.kernel.name} does not take it: {reason}")
+        self.ask(spec)
         return spec
 
 

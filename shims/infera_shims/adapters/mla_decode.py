@@ -28,6 +28,11 @@ class MlaDecodeAdapter(Adapter):
 
     looked_at: bool = False
 
+    def begin(self, config: Any) -> None:
+        """Start anew, as Adapter.begin."""
+        super().begin(config)
+        self.looked_at = False
+
     def decide(self, name: str, layer: Any) -> None:
         """Take a layer, or raise Refused; its cache does not exist yet."""
         if not hasattr(layer.impl, "forward_mqa"):

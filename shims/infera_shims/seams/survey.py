@@ -48,7 +48,7 @@ def layers(worker: Any, installation: Installation) -> Iterator[Layer]:
     moe_class = _loaded(moe.held_by)
     ledger, adapters = installation.ledger, installation.adapters()
     for adapter in adapters.values():
-        adapter.config = worker.vllm_config
+        adapter.begin(worker.vllm_config)
     context = worker.vllm_config.compilation_config.static_forward_context
     for name, built in context.items():
         if isinstance(built, base.AttentionLayerBase):

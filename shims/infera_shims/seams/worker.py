@@ -51,7 +51,7 @@ def watch(worker_base: ModuleType, installation: Installation) -> None:
 
 def _follow(worker: Any, installation: Installation) -> None:
     """Shadow the methods of one worker that say where it stands."""
-    ledger, strict = installation.ledger, installation.settings.strict
+    ledger = installation.ledger
     load_model, execute_model = worker.load_model, worker.execute_model
     sample_tokens, warm_up = worker.sample_tokens, worker.compile_or_warm_up_model
     state = {"warming": False, "unsampled": False}
@@ -59,7 +59,8 @@ def _follow(worker: Any, installation: Installation) -> None:
     @functools.wraps(load_model)
     def load_and_survey(*args: Any, **kwargs: Any) -> Any:
         result = load_model(*args, **kwargs)
-        with harmless("taking down the model's layers (what was bound stays bound)", strict):
+        what = "taking down the model's layers (what was bound stays bound)"
+        with harmless(what, installation.must):
             survey = importlib.import_module("infera_shims.seams.survey")
             survey.watch_graphs(worker, installation)
             installation.model_built(list(survey.layers(worker, installation)), worker.rank)
@@ -69,7 +70,7 @@ def _follow(worker: Any, installation: Installation) -> None:
     def warm(*args: Any, **kwargs: Any) -> Any:
         # The V2 model runner warms up by whole steps (vllm/v1/worker/gpu_worker.py).
         state["warming"] = True
-        with harmless("warming up the kernels", strict):
+        with harmless("warming up the kernels", installation.must):
             installation.warm_up()
         try:
             return warm_up(*args, **kwargs)

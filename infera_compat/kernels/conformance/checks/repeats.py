@@ -78,7 +78,7 @@ class _Worker(threading.Thread):
                 stream.synchronize()
             else:
                 self._serve()
-        except Exception as error:  # noqa: BLE001 (whatever the kernel raises, in its thread)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever it raises here)
             self._problem = raised(error)
 
     def _serve(self) -> None:
