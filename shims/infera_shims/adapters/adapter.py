@@ -140,6 +140,16 @@ class Adapter:
         """The most that a step may hold, as the op's Sizes."""
         raise NotImplementedError
 
+    def step_sizes(self) -> dict[str, Any]:
+        """The fields of the Sizes of an op with a KV cache."""
+        scheduler = self.config.scheduler_config
+        return {
+            "tokens": scheduler.max_num_batched_tokens,
+            "requests": scheduler.max_num_seqs,
+            "seq_len": self.config.model_config.max_model_len,
+            "captured": self.captured(),
+        }
+
     def captured(self) -> tuple[int, ...]:
         """The numbers of tokens that CUDA graphs are captured for."""
         if self.config.model_config.enforce_eager:
@@ -183,16 +193,21 @@ def has(thing: Any, name: str) -> bool:
     return value is not None and value is not False
 
 
-def everywhere(config: Any) -> Iterator[Gate]:
-    """What must hold for every op's layers."""
+def may_round_by_batch() -> Gate:
+    """Of every op: nobody asked for results that do not depend on the batch."""
     import vllm.envs
 
-    parallel = config.parallel_config
-    yield Gate(
+    return Gate(
         not vllm.envs.VLLM_BATCH_INVARIANT,
         "VLLM_BATCH_INVARIANT",
         "kernels that may round by the batch",
     )
+
+
+def everywhere(config: Any) -> Iterator[Gate]:
+    """What must hold for every layer that attends."""
+    parallel = config.parallel_config
+    yield may_round_by_batch()
     yield Gate(
         parallel.decode_context_parallel_size == 1
         and not (

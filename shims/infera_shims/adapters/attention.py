@@ -95,13 +95,7 @@ class AttentionAdapter(Adapter):
 
     def sizes(self) -> AttentionSizes:
         """The most that a step may hold."""
-        scheduler = self.config.scheduler_config
-        return AttentionSizes(
-            tokens=scheduler.max_num_batched_tokens,
-            requests=scheduler.max_num_seqs,
-            seq_len=self.config.model_config.max_model_len,
-            captured=self.captured(),
-        )
+        return AttentionSizes(**self.step_sizes())
 
     def write(self, layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> None:
         """Put a step's keys and values [T, kv_heads, head_size] into the cache; slot < 0: none."""

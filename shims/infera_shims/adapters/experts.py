@@ -142,14 +142,8 @@ def _as_said(spec: ExpertsSpec, experts: Any, call: Mapping[str, Any]) -> bool:
 
 
 def _gates(experts: Any, layer: Any) -> Iterator[Gate]:
-    import vllm.envs
-
     kind, moe, quant = type(experts).__name__, experts.moe_config, experts.quant_config
-    yield Gate(
-        not vllm.envs.VLLM_BATCH_INVARIANT,
-        "VLLM_BATCH_INVARIANT",
-        "kernels that may round by the batch",
-    )
+    yield adapter.may_round_by_batch()
     yield Gate(
         kind == PLAIN or _packs(experts),
         kind,

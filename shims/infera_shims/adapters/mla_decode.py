@@ -62,13 +62,7 @@ class MlaDecodeAdapter(Adapter):
 
     def sizes(self) -> MlaDecodeSizes:
         """The most that a step may hold."""
-        scheduler = self.config.scheduler_config
-        return MlaDecodeSizes(
-            tokens=scheduler.max_num_batched_tokens,
-            requests=scheduler.max_num_seqs,
-            seq_len=self.config.model_config.max_model_len,
-            captured=self.captured(),
-        )
+        return MlaDecodeSizes(**self.step_sizes())
 
     def run(self, layer: Any, query: Any, cache: Any, step: Any) -> tuple[Any, Any] | None:
         """Run the kernel: (out [T, heads, latent], lse [T, heads] or None); None: stock's step.

@@ -54,6 +54,11 @@ def path_over(stock_path: str) -> str:
     return f"{__name__}.{stock_path.replace('.', '__')}"
 
 
+def packs(stock: type) -> bool:
+    """Whether an impl class is the CPU's that packs its KV cache apart from `forward` (0.24 on)."""
+    return stock.__module__ == CPU and "do_kv_cache_update" in vars(stock)
+
+
 def is_ours(impl: object) -> bool:
     """Whether a layer's `impl` is an instance of a subclass made here."""
     return any(cls in _impls for cls in type(impl).__mro__)
@@ -137,7 +142,7 @@ def _subclass_impl(stock: Any) -> type:
             super(impl, self).do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
 
     body = {"__module__": __name__, "__doc__": stock.__doc__, "forward": forward}
-    if adapter is not None and stock.__module__ == CPU and "do_kv_cache_update" in vars(stock):
+    if adapter is not None and packs(stock):
         body["do_kv_cache_update"] = do_kv_cache_update
     impl: Any = types.new_class(
         stock.__name__, (stock,), exec_body=lambda namespace: namespace.update(body)

@@ -133,7 +133,7 @@ def shadow(layer: Any, seam: str, binding: Binding) -> None:
     for method in methods_of(layer):
         ours = Shadow(getattr(impl, method), seam, layer.layer_name, method, binding)
         shadowed.put(impl, method, ours, binding.originals)
-    if adapter is not None and type(impl).__module__ == backends.CPU:
+    if adapter is not None and backends.packs(type(impl)):
         write = CacheWrite(impl.do_kv_cache_update, adapter)
         shadowed.put(impl, "do_kv_cache_update", write, binding.originals)
 
