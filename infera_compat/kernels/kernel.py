@@ -69,6 +69,16 @@ class Kernel(ABC, Generic[SpecT, SizesT, CallT]):
         """
         return 0
 
+    def counters(self, spec: SpecT, sizes: SizesT) -> int:
+        """How many counters `run` wants for a layer, at most, within `sizes`.
+
+        int32, as `call.counters`: tickets by which programs of one launch find out which of them
+        is the last. They are zero when `run` is called and zero again after what it has launched,
+        so that nothing has to clear them in between. Reserved once for all layers of an op, like
+        the workspace; calls of an op run one after the other.
+        """
+        return 0
+
     def warm_up(self, spec: SpecT, sizes: SizesT, device: torch.device, store: Store) -> None:
         """Compile, and load tuned settings, for all that `run` may meet within `sizes`.
 

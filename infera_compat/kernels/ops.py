@@ -40,9 +40,11 @@ class OpTypes:
 
 
 OP_TYPES: Mapping[str, OpTypes] = {
-    ATTENTION: OpTypes(AttentionSpec, AttentionCall, ("out", "workspace")),
-    MLA_DECODE: OpTypes(MlaDecodeSpec, MlaDecodeCall, ("out", "lse", "workspace")),
-    EXPERTS: OpTypes(ExpertsSpec, ExpertsCall, ("out", "workspace13", "workspace2", "workspace")),
+    ATTENTION: OpTypes(AttentionSpec, AttentionCall, ("out", "workspace", "counters")),
+    MLA_DECODE: OpTypes(MlaDecodeSpec, MlaDecodeCall, ("out", "lse", "workspace", "counters")),
+    EXPERTS: OpTypes(
+        ExpertsSpec, ExpertsCall, ("out", "workspace13", "workspace2", "workspace", "counters")
+    ),
 }
 
 # By a field's annotation in the contract. SymInt: a compiled graph may keep a length open.

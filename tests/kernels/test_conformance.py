@@ -360,6 +360,32 @@ class LessForMore(Workspaces):
         return 2 * self.BYTES if sizes.tokens == 1 else self.BYTES
 
 
+class Counters(ReferenceAttention):
+    """Counts up and down again, as programs do that look for the last of them."""
+
+    name = "counters"
+    LEFT = 0
+
+    def counters(self, spec: Any, sizes: Any) -> int:
+        return 3
+
+    def run(self, call: AttentionCall) -> None:
+        assert call.counters is not None
+        call.counters.add_(1)
+        super().run(call)
+        call.out.mul_(call.counters[0].to(call.out.dtype))
+        call.counters.fill_(self.LEFT)
+
+
+class LeavesCounters(Counters):
+    LEFT = 1
+
+
+class FewerCountersForMore(Counters):
+    def counters(self, spec: Any, sizes: Any) -> int:
+        return 4 if sizes.tokens == 1 else 3
+
+
 class SharedState(ReferenceAttention):
     """Keeps something of a call in itself while it runs."""
 
@@ -460,6 +486,10 @@ CAUGHT = {
     "workspace: more each time": ("workspace", MoreEachTime()),
     "workspace: less for more": ("workspace", LessForMore()),
     "workspace: no number": ("workspace", attention(workspace=lambda *_: "1 KiB")),
+    "counters: left": ("numerics", LeavesCounters()),
+    "counters: left, as an input": ("inputs", LeavesCounters()),
+    "counters: less for more": ("workspace", FewerCountersForMore()),
+    "counters: no number": ("workspace", attention(counters=lambda *_: None)),
     "opcheck: an undeclared write": ("opcheck", attention(after=lambda call: call.query.mul_(2))),
     "compile: the kernel raises": ("compile", attention(after=lambda call: 1 // 0)),
     "determinism": ("determinism", attention(after=noise)),
@@ -480,6 +510,7 @@ def test_a_broken_kernel_is_caught(what: str) -> None:
     assert found.cases
 
 
+COUNTERS = Counters()  # an op's name belongs to one object
 CPU_CHECKS = [each.name for each in check.CHECKS if not each.gpu and each.name != "targets"]
 
 
@@ -499,6 +530,12 @@ def test_a_right_workspace_passes() -> None:
     found = run("workspace", Workspaces())
     assert found.status == PASS, found
     assert "1024 bytes" in found.detail
+
+
+@pytest.mark.parametrize("name", CPU_CHECKS)
+def test_right_counters_pass(name: str) -> None:
+    found = run(name, COUNTERS)
+    assert found.status == PASS, found
 
 
 def test_fake_catches_one_that_returns_something(monkeypatch: pytest.MonkeyPatch) -> None:

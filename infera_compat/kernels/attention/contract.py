@@ -81,6 +81,7 @@ class AttentionCall:
     sinks: [heads], of any floating type, where spec.sinks.
     alibi_slopes: [heads], float32, where spec.alibi.
     workspace: [bytes], uint8, at least what `workspace` asked for; None where that was 0.
+    counters: [n], int32, zeros, at least as many as `counters` asked for; None where that was 0.
     """
 
     spec: AttentionSpec
@@ -97,6 +98,7 @@ class AttentionCall:
     sinks: torch.Tensor | None = None
     alibi_slopes: torch.Tensor | None = None
     workspace: torch.Tensor | None = None
+    counters: torch.Tensor | None = None
 
 
 class AttentionKernel(Kernel[AttentionSpec, AttentionSizes, AttentionCall]):

@@ -58,6 +58,12 @@ def scratch_bytes(count: int, device: torch.device) -> torch.Tensor:
     return whole[guard : guard + count]
 
 
+def counters(count: int, device: torch.device) -> torch.Tensor:
+    """`count` counters, int32 and zero, with guard bytes before and after them."""
+    numbers = scratch_bytes(4 * count, device).view(torch.int32)
+    return numbers.zero_()
+
+
 def memory(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes that a tensor is a view of, its guards and gaps too: [bytes], uint8, not a copy."""
     empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)

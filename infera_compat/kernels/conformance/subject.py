@@ -43,6 +43,24 @@ def cuda_graph(run: Callable[[], None]) -> Replay:
     return replay
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The scratch that a kernel asks for. workspace: bytes. counters: how many."""
+
+    workspace: int
+    counters: int
+
+    @classmethod
+    def by(cls, kernel: Kernel[Any, Any, Any], spec: Any, sizes: Any) -> Wanted:
+        """Ask a kernel; ValueError for an answer that is no number."""
+        wanted = cls(kernel.workspace(spec, sizes), kernel.counters(spec, sizes))
+        for name, count in vars(wanted).items():
+            if not isinstance(count, int) or count < 0:
+                what = "bytes" if name == "workspace" else "counters"
+                raise ValueError(f"{name} asks for {count!r}, expected a number of {what}")
+        return wanted
+
+
 @dataclass
 class Subject:
     """A kernel on a device.
@@ -63,7 +81,7 @@ class Subject:
     warm_ups: list[float] = field(default_factory=list)
     record: Callable[[Callable[[], None]], Replay] = cuda_graph
     far: int = FAR
-    _bytes: dict[Any, int] = field(default_factory=dict)
+    _wanted: dict[Any, Wanted] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Make cases for the kernel's op."""
@@ -95,23 +113,27 @@ class Subject:
         return Store(None, self.kernel.name, "", self.device.type, {})
 
     def equipped(self, call: Any) -> Any:
-        """The call with a workspace of its own, after a warm-up for its spec."""
-        count = self.prepared(call.spec)
-        return replace(call, workspace=buffers.scratch_bytes(count, self.device) if count else None)
+        """The call with a workspace and counters of its own, after a warm-up for its spec."""
+        wanted = self.prepared(call.spec)
+        return replace(
+            call,
+            workspace=buffers.scratch_bytes(wanted.workspace, self.device)
+            if wanted.workspace
+            else None,
+            counters=buffers.counters(wanted.counters, self.device) if wanted.counters else None,
+        )
 
-    def prepared(self, spec: Any) -> int:
-        """Warm the kernel up for a spec, once; returns the bytes of workspace it asks for."""
-        if spec not in self._bytes:
-            count = self.kernel.workspace(spec, self.cases.sizes)
-            if not isinstance(count, int) or count < 0:
-                raise ValueError(f"workspace asks for {count!r}, expected a number of bytes")
+    def prepared(self, spec: Any) -> Wanted:
+        """Warm the kernel up for a spec, once; returns the scratch that it asks for."""
+        if spec not in self._wanted:
+            wanted = Wanted.by(self.kernel, spec, self.cases.sizes)
             began = monotonic()
             with watched(self.early):
                 self.kernel.warm_up(spec, self.cases.sizes, self.device, self.store)
                 self.wait()
             self.warm_ups.append(monotonic() - began)
-            self._bytes[spec] = count
-        return self._bytes[spec]
+            self._wanted[spec] = wanted
+        return self._wanted[spec]
 
     def run(self, call: Any, name: str = "a further call") -> None:
         """Run the kernel and wait for it; what Triton compiles meanwhile is `late`."""
@@ -139,7 +161,12 @@ class Subject:
         self.run(case.call, case.name)
 
     def compared(self, case: Case) -> Trial:
-        """Whether a case that was run wrote what it should."""
+        """Whether a case that was run wrote what it should, and left its counters zero."""
+        counters = case.call.counters
+        if counters is not None and bool(counters.any()):
+            left = int(counters.count_nonzero())
+            counters.zero_()  # the next case is judged by itself
+            return Trial(case.name, f"{left} of {counters.numel()} counters are not zero after it")
         want = self.cases.expected(case.call)
         got = buffers.outputs(case.call)
         return compare(case.name, got, want, case.used, case.call.spec.dtype)

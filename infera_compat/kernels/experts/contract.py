@@ -71,7 +71,7 @@ class ExpertsCall:
     workspace13: scratch of at least M * k * max(N, K) elements of spec.dtype. It may be the very
         memory of `out`.
     workspace2: scratch of at least M * k * max(2N, K) elements, never that of `out`.
-    workspace: as AttentionCall's, besides those two.
+    workspace, counters: as AttentionCall's, besides those two.
     """
 
     spec: ExpertsSpec
@@ -85,6 +85,7 @@ class ExpertsCall:
     workspace2: torch.Tensor
     expert_map: torch.Tensor | None = None
     workspace: torch.Tensor | None = None
+    counters: torch.Tensor | None = None
 
 
 class ExpertsKernel(Kernel[ExpertsSpec, ExpertsSizes, ExpertsCall]):

@@ -59,7 +59,7 @@ class MlaDecodeCall:
     scale: factor of query times key.
     out: [T, heads, latent], spec.dtype.
     lse: [T, heads], float32, natural logarithm, where spec.lse.
-    workspace: as AttentionCall's.
+    workspace, counters: as AttentionCall's.
     """
 
     spec: MlaDecodeSpec
@@ -72,6 +72,7 @@ class MlaDecodeCall:
     out: torch.Tensor
     lse: torch.Tensor | None = None
     workspace: torch.Tensor | None = None
+    counters: torch.Tensor | None = None
 
 
 class MlaDecodeKernel(Kernel[MlaDecodeSpec, MlaDecodeSizes, MlaDecodeCall]):

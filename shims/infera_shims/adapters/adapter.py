@@ -30,8 +30,9 @@ class Adapter:
 
     kernel: the kernel. ledger: the process's book. config: the worker's VllmConfig, once a model is
     built. specs: by the name of each layer that the kernel takes, what it was told of it.
-    workspace: the scratch that all of them share, uint8, or None. table: where the kernel is chosen
-    at all; rows: of it, a layer's. store: what the kernel keeps between starts.
+    workspace, counters: the scratch that all of them share, uint8, and int32 zeros; or None.
+    table: where the kernel is chosen at all; rows: of it, a layer's. store: what the kernel keeps
+    between starts.
     """
 
     kernel: Kernel[Any, Any, Any]
@@ -39,6 +40,7 @@ class Adapter:
     config: Any = None
     specs: dict[str, Any] = field(default_factory=dict)
     workspace: torch.Tensor | None = None
+    counters: torch.Tensor | None = None
     table: Table = field(default_factory=Table.everywhere)
     rows: dict[str, Row] = field(default_factory=dict)
     store: Store | None = None
@@ -48,7 +50,7 @@ class Adapter:
         self.config = config
         self.specs.clear()
         self.rows.clear()
-        self.workspace = None
+        self.workspace = self.counters = None
 
     def admit(self, name: str, spec: Any) -> None:
         """Let the kernel take a layer; Refused with the kernel's reason where it does not."""
@@ -109,14 +111,20 @@ class Adapter:
         if not self.specs:
             return
         sizes = self.sizes()
+        specs = set(self.specs.values())
         with self.in_kernel("workspace"):
-            wanted = max(self.kernel.workspace(spec, sizes) for spec in set(self.specs.values()))
-        if wanted and self.config.parallel_config.enable_dbo:
+            wanted = max(self.kernel.workspace(spec, sizes) for spec in specs)
+        with self.in_kernel("counters"):
+            tickets = max(self.kernel.counters(spec, sizes) for spec in specs)
+        if (wanted or tickets) and self.config.parallel_config.enable_dbo:
             for name in list(self.specs):
                 self.drop(name, "two batches at once (enable_dbo) would share its scratch")
             return
         self.workspace = (
             torch.empty(wanted, dtype=torch.uint8, device=self.device) if wanted else None
+        )
+        self.counters = (
+            torch.zeros(tickets, dtype=torch.int32, device=self.device) if tickets else None
         )
 
     def look_at_caches(self) -> None:

@@ -152,6 +152,7 @@ class AttentionAdapter(Adapter):
                 sinks=layer.impl.sinks if spec.sinks else None,
                 alibi_slopes=layer.impl.alibi_slopes if spec.alibi else None,
                 workspace=self.workspace,
+                counters=self.counters,
             )
         )
         return True

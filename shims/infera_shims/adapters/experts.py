@@ -108,6 +108,7 @@ class ExpertsAdapter(Adapter):
             ),
             expert_map=args["expert_map"],
             workspace=self.workspace,
+            counters=self.counters,
         )
         if torch.compiler.is_compiling():
             self.opaque(call)

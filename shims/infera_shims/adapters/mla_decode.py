@@ -101,6 +101,7 @@ class MlaDecodeAdapter(Adapter):
                 out=out,
                 lse=lse,
                 workspace=self.workspace,
+                counters=self.counters,
             )
         )
         return out, lse

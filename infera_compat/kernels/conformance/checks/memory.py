@@ -10,7 +10,7 @@ import torch
 from infera_compat.kernels.conformance import buffers
 from infera_compat.kernels.conformance.cases import Case, compare
 from infera_compat.kernels.conformance.outcome import NotRun, Trial
-from infera_compat.kernels.conformance.subject import Subject
+from infera_compat.kernels.conformance.subject import Subject, Wanted
 
 
 def poison(subject: Subject) -> Iterator[Trial]:
@@ -62,12 +62,15 @@ def workspace(subject: Subject) -> Iterator[Trial]:
     most = 0
     for case in subject.made(subject.cases.simple()):
         spec, sizes = case.call.spec, subject.cases.sizes
-        count = subject.prepared(spec)
+        wanted = subject.prepared(spec)
+        count = wanted.workspace
         most = max(most, count)
-        yield _asked(case, count, subject.kernel.workspace(spec, sizes))
-        less = subject.kernel.workspace(spec, replace(sizes, tokens=1))
-        if less > count:
-            text = f"asks for {less} bytes for 1 token, and {count} for {sizes.tokens}"
+        again = Wanted.by(subject.kernel, spec, sizes)
+        text = f"asks for {wanted}, then for {again}" if again != wanted else None
+        yield Trial(f"{case.name}: what is asked for", text)
+        less = Wanted.by(subject.kernel, spec, replace(sizes, tokens=1))
+        if less.workspace > count or less.counters > wanted.counters:
+            text = f"asks for {less} for 1 token, and {wanted} for {sizes.tokens}"
             yield Trial(f"{case.name}: fewer tokens", text)
         for content in (0x00, 0xFF):
             name = f"{case.name}: workspace full of {content:#04x}"
@@ -78,13 +81,8 @@ def workspace(subject: Subject) -> Iterator[Trial]:
         yield Trial("bytes", note=f"{most} bytes at most")
 
 
-def _asked(case: Case, first: int, second: int) -> Trial:
-    text = f"asks for {first} bytes, then for {second}" if first != second else None
-    return Trial(f"{case.name}: bytes asked for", text)
-
-
 def _within(subject: Subject, case: Case, count: int, content: int) -> Trial:
-    if subject.prepared(case.call.spec) == 0:
+    if not subject.prepared(case.call.spec).workspace:
         return subject.tried(case)
     space = buffers.scratch_bytes(count, subject.device)
     buffers.memory(space).fill_(content)
