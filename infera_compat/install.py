@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from infera_compat import __version__, report
 from infera_compat.binding import Binding
 from infera_compat.contracts import Moved, Verdict, judge
 from infera_compat.definitions import Source
-from infera_compat.errors import OFF_SWITCH, CompatError, Refused
+from infera_compat.errors import CompatError, Refused
 from infera_compat.kernels.kernel import OPS as KERNEL_OPS
 from infera_compat.kernels.kernel import Kernel
 from infera_compat.ledger import Choice, Layer, Ledger
@@ -21,11 +22,18 @@ from infera_compat.release import Release, installed
 from infera_compat.settings import AUTO, OFF, PASSTHROUGH, Settings
 
 if TYPE_CHECKING:
+    from infera_compat.kernels.automatic import Candidate, Found
     from infera_compat.kernels.registry import Entry
     from infera_shims.adapters.adapter import Adapter
     from infera_shims.shim import Shim
 
 OPS = ("attention", "moe")
+MEASURED_ON = ("cuda",)
+"""Kinds of device (vLLM's names; ROCm's is "cuda" too) on which `auto` may choose a kernel.
+
+A CPU is none: a kernel owns its cache and its unpacked weights there, so that no step could be
+stock's where the kernel's table says so.
+"""
 FINGERPRINT = "INFERA_COMPAT_FINGERPRINT"
 STEPS_TO_FIRE = 16
 """After so many steps that served, a bound layer that never ran is told of."""
@@ -51,6 +59,9 @@ class Installation:
         self._bindings: dict[str, Binding] = {}
         self._kernels: dict[str, Kernel[Any, Any, Any]] = {}
         self._entries: dict[str, Entry] = {}
+        # Of ops that are auto: what may be chosen, and what is.
+        self._found: dict[str, Found] = {}
+        self._chosen: dict[str, Candidate] = {}
         self._prepared = False
         self._unwritable = False
         self._salted = False
@@ -74,11 +85,68 @@ class Installation:
         if asked == OFF:
             return Choice(op, asked, forced, why_not=f"INFERA_{op.upper()}=off")
         if asked == AUTO:
-            # No kernel ships with the records that auto wants (verify and bench on this GPU).
-            return Choice(op, asked, forced, why_not="auto: no eligible kernel")
+            return Choice(op, asked, forced, why_not="auto: not known without a GPU")
         if asked != PASSTHROUGH:
             self._kernels[op] = self._named(op, asked)
         return Choice(op, asked, forced, kernel=asked)
+
+    def choose_automatically(self, choice: Choice, gpu: str, kinds: tuple[str, ...]) -> None:
+        """Take the kernels that may be chosen on a GPU, or say in the choice why there is none.
+
+        gpu: the device's name. kinds: the ops of kernels (kernels.kernel.OPS) that may be chosen.
+        """
+        from infera_compat.kernels import automatic  # as registry: nobody else pays for it
+
+        _, shim, _ = self._judged()
+        found = automatic.find(
+            choice.op, gpu, shim.name, _shims().line_of, kinds, self.settings.kernel_table
+        )
+        for error in found.broken:
+            if self.settings.strict:
+                raise error
+            report.warn(str(error))
+        choice.not_chosen = dict(found.against)
+        best = found.best()
+        if best is None:
+            choice.why_not = f"auto: {found.why_not(gpu)}"
+            return
+        self._found[choice.op] = found
+        self._take(choice, best)
+        # Which of several it is, the layers' own backends say.
+        choice.kernel = " or ".join(each.entry.name for each in found.candidates)
+
+    def settle(self, op: str, over: Mapping[str, int]) -> None:
+        """Choose among the kernels that may be, once a model is built.
+
+        over: how many layers of the op there are, by the stock code that they run on.
+        """
+        choice = self.ledger.choices[op]
+        if op not in self._found or choice.kernel is None:
+            return
+        found = self._found[op]
+        for baseline in sorted(over, key=lambda name: over[name], reverse=True):
+            best = found.best(baseline)
+            if best is not None:
+                self._take(choice, best)
+                return
+        if over:
+            self._leave(
+                op, f"auto: {choice.kernel} did not measure faster than {' or '.join(over)}"
+            )
+
+    @contextmanager
+    def falls_back(self, op: str) -> Iterator[None]:
+        """Let an accident with a kernel that was chosen automatically cost the op that kernel.
+
+        One that was asked for by name stops the start, and so does any under INFERA_STRICT.
+        """
+        try:
+            yield
+        except Exception as error:
+            if op not in self._found or self.settings.strict:
+                raise
+            if self.ledger.choices[op].kernel is not None:
+                self._give_up(op, error)
 
     def adapters(self) -> dict[str, Adapter]:
         """By op, a kernel over the model's layers, where one is bound."""
@@ -120,7 +188,7 @@ class Installation:
     @property
     def must(self) -> bool:
         """Whether an accident is to stop the start: strict, or a kernel was asked for by name."""
-        return self.settings.strict or bool(self._kernels)
+        return self.settings.strict or bool(self._kernels.keys() - self._found.keys())
 
     def knows_worker(self) -> bool:
         """Whether vLLM's worker is what its shim was written for."""
@@ -128,23 +196,19 @@ class Installation:
             return False
         return not self.verdict.among(self.shim.groups["worker"])
 
-    def before_model(self) -> None:
-        """Judge and bind, once a process; raises what the operator wants to stop the start."""
+    def before_model(self, config: Any = None) -> None:
+        """Judge and bind, once a process; raises what the operator wants to stop the start.
+
+        config: the worker's VllmConfig. A later model is looked at for what `auto` may choose.
+        """
         if self._prepared:
+            self._before_another(config)
             return
         self.judge()
         device_type = _shims().device_type()
-        plans = {op: self.plan(choice, device_type) for op, choice in self.ledger.choices.items()}
-        self._warn_of_moved(device_type)
-        try:
-            for choice in self.ledger.choices.values():
-                if choice.kernel:
-                    self._bind(choice, plans[choice.op])
-            self._enforce_choices()
-            self._salt_compile_cache()
-        except Exception:
-            self.stand_back("binding the ops failed")
-            raise
+        for choice in self.ledger.choices.values():
+            self._look(choice, device_type, config)
+        self._bind_chosen(self.ledger.choices.values(), device_type)
         report.say(self.start_line())
         self._prepared = True
 
@@ -152,9 +216,14 @@ class Installation:
         """Take down the layers of a model that was just built, and say so."""
         self.rank = rank
         self.ledger.survey(layers)
+        for choice in self.ledger.choices.values():
+            if choice.kernel is None:  # it may have gone back to stock while they were looked at
+                self.ledger.unbind(choice.op, str(choice.why_not))
         for op, adapter in self.adapters().items():
-            adapter.choose(self.settings, self._entries[op].source)
-            adapter.reserve()
+            with self.falls_back(op):
+                adapter.choose(self.settings, self._entries[op].source)
+                adapter.reserve()
+        self._leave_unused()
         self._enforce_named()
         if self.settings.strict:
             self._enforce_layers()
@@ -167,12 +236,15 @@ class Installation:
         Layers whose cache a kernel can't read go back to stock here, and it is said.
         """
         for op, adapter in self.adapters().items():
-            before = self.ledger.bound(op)
-            adapter.look_at_caches()
-            adapter.warm_up()
-            if self.ledger.bound(op) != before:
-                rows = report.model_lines([self.ledger.choices[op]], self.ledger.of(op))
+            before, choice = self.ledger.bound(op), self.ledger.choices[op]
+            with self.falls_back(op):
+                adapter.look_at_caches()
+                adapter.drop_unmeasured()
+                adapter.warm_up()
+            if choice.kernel and self.ledger.bound(op) != before:
+                rows = report.model_lines([choice], self.ledger.of(op))
                 report.warn(f"{rows}\n  (after a look at the KV caches)")
+        self._leave_unused()
         self._enforce_named()
 
     def served(self) -> None:
@@ -271,6 +343,8 @@ class Installation:
         with binding:
             if choice.op in self._kernels:
                 binding.adapter = _shims().adapt(self._kernels[choice.op], self.ledger)
+                if choice.op in self._chosen:
+                    binding.adapter.measured = self._chosen[choice.op].table
             for seam in plan:
                 try:
                     _shims().bind(binding, seam, shim)
@@ -285,14 +359,114 @@ class Installation:
             if not choice.seams:
                 raise Refused("; ".join(choice.not_taken[seam] for seam in plan))
 
+    def _bind_chosen(self, choices: Iterable[Choice], device_type: str) -> None:
+        chosen = list(choices)
+        plans = {choice.op: self.plan(choice, device_type) for choice in chosen}
+        self._warn_of_moved(chosen, device_type)
+        try:
+            for choice in chosen:
+                if choice.kernel:
+                    self._bind(choice, plans[choice.op])
+            self._enforce_choices()
+            self._salt_compile_cache()
+        except Exception:
+            self.stand_back("binding the ops failed")
+            raise
+
+    def _before_another(self, config: Any) -> None:
+        """Before a later model of this process: `auto` may choose another way for it."""
+        device_type = _shims().device_type()
+        anew = []
+        for op, choice in self.ledger.choices.items():
+            if choice.asked != AUTO:
+                continue
+            if choice.kernel is None:
+                self.ledger.choices[op] = self.choose(op)
+                self._look(self.ledger.choices[op], device_type, config)
+                anew.append(self.ledger.choices[op])
+                continue
+            with self.falls_back(op):
+                asked = _shims().asked(op, config)
+                if asked:
+                    self._leave(op, f"auto: {asked}")
+        if any(choice.kernel for choice in anew):
+            self._bind_chosen(anew, device_type)
+            report.say(self.start_line())
+
+    def _look(self, choice: Choice, device_type: str, config: Any) -> None:
+        """Look for kernels where an op is auto. Cheap where no kernel was measured on this GPU."""
+        if choice.asked != AUTO:
+            return
+        if device_type not in MEASURED_ON:
+            choice.why_not = f"auto: no kernel is chosen on a {device_type}"
+            return
+        try:
+            self._look_on(_shims().device_name(), choice, config)
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            choice.refuse(f"auto: {type(error).__name__}: {error}")
+            report.warn(str(_accident(choice.op, "looking for its kernels", error)))
+
+    def _look_on(self, gpu: str, choice: Choice, config: Any) -> None:
+        from infera_compat.kernels import automatic
+
+        if not automatic.measured_on(gpu):
+            choice.why_not = f"auto: {automatic.UNMEASURED.format(gpu=gpu)}"
+            return
+        asked = _shims().asked(choice.op, config)
+        if asked:
+            choice.why_not = f"auto: {asked}"
+            return
+        self.choose_automatically(choice, gpu, _shims().kinds(choice.op, config))
+
+    def _take(self, choice: Choice, best: Candidate) -> None:
+        self._kernels[choice.op], self._entries[choice.op] = best.kernel, best.entry
+        self._chosen[choice.op] = best
+        choice.kernel, choice.why_not = best.entry.name, None
+        binding = self._bindings.get(choice.op)
+        if binding is not None and binding.adapter is not None:
+            binding.adapter.kernel = best.kernel
+            binding.adapter.measured = best.table
+
+    def _give_up(self, op: str, error: Exception) -> None:
+        """Leave an op to stock, whole, after an accident with its kernel; vLLM goes on."""
+        told = _accident(op, f"{self._entries[op]}, which was chosen automatically", error)
+        self._leave(op, f"{told.what}: {told.found}")
+        report.warn(str(told))
+
+    def _leave(self, op: str, reason: str) -> None:
+        """Leave an op to stock that was chosen automatically."""
+        binding = self._bindings[op]
+        binding.originals.restore()
+        if binding.adapter is not None:
+            binding.adapter.begin(binding.adapter.config)
+        self.ledger.choices[op].refuse(reason)
+        self.ledger.unbind(op, reason)
+        self._salt_compile_cache()
+
+    def _leave_unused(self) -> None:
+        """Leave what was chosen automatically where it takes no layer: nothing is bound then."""
+        for op in self._found:
+            choice = self.ledger.choices[op]
+            if choice.kernel is None or self.ledger.bound(op):
+                continue
+            layers = self.ledger.of(op)
+            why = f"{layers[0].layer}: {layers[0].why_not}" if layers else "there is none"
+            self._leave(op, f"auto: {choice.kernel} takes no layer of this model ({why})")
+
     def _fell_back(self, choice: Choice, reason: str) -> None:
         self.ledger.unbind(choice.op, reason)
         self._salt_compile_cache()
-        report.warn(
-            f"infera-compat: binding {choice.op} failed and was undone; it stays stock. Found: "
-            f"{reason}. Expected: a vLLM that nobody else changed there. There is nothing to do; "
-            f"{OFF_SWITCH} switches infera-compat off."
+        error = CompatError(
+            f"binding {choice.op} failed and was undone; it stays stock",
+            found=reason,
+            expected="a vLLM that nobody else changed there",
+            do="There is nothing to do.",
         )
+        if self.settings.strict and choice.op in self._found:
+            raise error
+        report.warn(str(error))
 
     def _warn_of_silent(self) -> None:
         """Say once which bound layers serve without us: the seam holds, and nothing comes by it."""
@@ -304,12 +478,12 @@ class Installation:
                 "step. vLLM goes another way there and serves them by its own code."
             )
 
-    def _warn_of_moved(self, device_type: str) -> None:
+    def _warn_of_moved(self, choices: Iterable[Choice], device_type: str) -> None:
         """Say what moved of the seams that were to be taken; stop there under INFERA_STRICT."""
         release, shim, verdict = self._judged()
         fates: list[str] = []
         symbols: dict[str, Moved] = {}
-        for choice in self.ledger.choices.values():
+        for choice in choices:
             candidates, kind = _candidates(choice, shim, device_type)
             needs = [need for seam in candidates for need in shim.group(choice.op, seam, kind)]
             moved = verdict.among(needs)
@@ -348,7 +522,8 @@ class Installation:
     def _enforce_named(self) -> None:
         """A kernel that was asked for by name must have got a layer."""
         for choice in self.ledger.choices.values():
-            if choice.op not in self._kernels or self.ledger.bound(choice.op):
+            named = choice.op in self._kernels and choice.asked != AUTO
+            if not named or self.ledger.bound(choice.op):
                 continue
             layers = self.ledger.of(choice.op)
             why = f"{layers[0].layer}: {layers[0].why_not}" if layers else "no such layers"
@@ -389,6 +564,21 @@ class Installation:
         if bound != self._salted:
             _shims().salt_compile_cache(FINGERPRINT, self.fingerprint if bound else None)
             self._salted = bound
+
+
+def _accident(op: str, what: str, error: Exception) -> CompatError:
+    """What is said where an automatic choice breaks."""
+    found, expected = f"{type(error).__name__}: {error}", "no accident"
+    if isinstance(error, CompatError):
+        what, found, expected = f"{what}: {error.what}", error.found, error.expected
+    else:
+        what = f"{what} failed"
+    return CompatError(
+        f"{op} stays stock: {what}",
+        found=found,
+        expected=expected,
+        do=f"Please report this; INFERA_{op.upper()}=off keeps it from being tried.",
+    )
 
 
 def _candidates(choice: Choice, shim: Shim, device_type: str) -> tuple[tuple[str, ...], str | None]:

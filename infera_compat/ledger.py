@@ -70,8 +70,8 @@ class Choice:
 
     asked: the setting. forced: the seam that was asked for, or auto. kernel: what is to be bound,
     or None. seams: by which seams, once bound. why_not: the reason where the op stays stock.
-    not_taken: the reason why each other seam was not taken. notes: what the operator should know
-    besides.
+    not_taken: the reason why each other seam was not taken. not_chosen: by kernel, why `auto` did
+    not choose it. notes: what the operator should know besides.
     """
 
     op: str
@@ -81,6 +81,7 @@ class Choice:
     seams: list[str] = field(default_factory=list)
     why_not: str | None = None
     not_taken: dict[str, str] = field(default_factory=dict)
+    not_chosen: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def refuse(self, reason: str) -> None:

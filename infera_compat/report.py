@@ -16,6 +16,7 @@ from infera_compat import __version__
 from infera_compat.errors import OFF_SWITCH
 from infera_compat.ledger import Choice, Layer
 from infera_compat.release import Release
+from infera_compat.settings import AUTO
 
 # A child of vLLM's own tree: INFO lines of any other logger reach nobody.
 log = logging.getLogger("vllm.infera_compat")
@@ -51,7 +52,8 @@ def start_line(release: Release, shim: str, held: int, of: int, choices: Iterabl
 
 def _op_plan(choice: Choice) -> str:
     plan = (
-        f"{choice.op}: {choice.kernel} by {', '.join(choice.seams)}"
+        f"{choice.op}: {choice.kernel}{' (auto)' if choice.asked == AUTO else ''} by "
+        f"{', '.join(choice.seams)}"
         if choice.kernel
         else f"{choice.op}: stock ({choice.why_not})"
     )

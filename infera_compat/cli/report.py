@@ -17,8 +17,10 @@ from rich.table import Table
 from infera_compat import install
 from infera_compat.errors import OFF_SWITCH, CompatError
 from infera_compat.kernels import registry
+from infera_compat.kernels.kernel import OPS as KERNEL_OPS
+from infera_compat.ledger import Choice
 from infera_compat.plugin import read_settings
-from infera_compat.settings import REPORT, SEAMS, Settings, disabled
+from infera_compat.settings import AUTO, REPORT, SEAMS, Settings, disabled
 
 FIELDS = {"event", "pid", "process", "role", "rank", "vllm", "steps", "layers", "unknown_layers"}
 LAYER_FIELDS = {
@@ -40,7 +42,11 @@ def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
     off = disabled(environ)
     installation = install.Installation(_settings(environ, off))
     installation.judge()
-    plans = {op: _plans(installation, op) for op in install.OPS}
+    kernels = _kernels()
+    gpu = _gpu()
+    plans = {op: _plans(installation, op, gpu) for op in install.OPS}
+    for choice in installation.ledger.choices.values():
+        _look(installation, choice, gpu)
     found = installation.as_json()
     facts = {
         "disabled": off,
@@ -55,7 +61,8 @@ def here(environ: Mapping[str, str], as_json: bool, console: Console) -> int:
             | {"seams": plans[op]}
             for op, choice in found["ops"].items()
         },
-        "kernels": _kernels(),
+        "gpu": gpu,
+        "kernels": kernels,
         "layers": None,
         "layers_note": NOT_KNOWN,
     }
@@ -100,6 +107,19 @@ def _kernels() -> list[dict[str, str | None]]:
         }
         for entry, op, state, why_not in sorted(rows, key=lambda row: row[0])
     ]
+
+
+def _gpu() -> str | None:
+    """The name of the first GPU, where torch sees one; it was imported with the kernels."""
+    torch: Any = sys.modules.get("torch")
+    return torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None
+
+
+def _look(installation: install.Installation, choice: Choice, gpu: str | None) -> None:
+    """What `auto` would choose here, for a model of any kind, unless vLLM is told a backend."""
+    if choice.asked == AUTO and gpu is not None:
+        kinds = tuple(kind for kind, op in KERNEL_OPS.items() if op == choice.op)
+        installation.choose_automatically(choice, gpu, kinds)
 
 
 def _loaded(environ: Mapping[str, str]) -> bool:
@@ -199,6 +219,8 @@ def _show_here(facts: dict[str, Any], release: str, console: Console) -> None:
         table.add_row(
             op, choice["asked"], choice["kernel"] or "–", "", escape(choice["why_not"] or "")
         )
+        for kernel, why in choice["not_chosen"].items():
+            table.add_row("", "", escape(kernel), "", escape(f"not chosen: {why}"))
         for seam, fate in choice["seams"].items():
             table.add_row("", "", "", seam, escape(fate))
     console.print(table)
@@ -222,12 +244,14 @@ def _kernel_table(kernels: list[dict[str, str | None]]) -> Table:
     return table
 
 
-def _plans(installation: install.Installation, op: str) -> dict[str, str]:
+def _plans(installation: install.Installation, op: str, gpu: str | None) -> dict[str, str]:
     """What would become of each seam of an op: taken, where, or why not."""
     fates: dict[str, str] = {}
     taken: dict[str, list[str]] = {}
     for device in DEVICES:
         choice = installation.choose(op)
+        if device in install.MEASURED_ON:
+            _look(installation, choice, gpu)
         for seam in installation.plan(choice, device):
             taken.setdefault(seam, []).append(device)
         fates |= choice.not_taken

@@ -53,6 +53,16 @@ class Entry:
         """The distribution with its version."""
         return f"{self.distribution} {self.version}"
 
+    @property
+    def module(self) -> str:
+        """The module that is imported for it."""
+        return _reference(self)[0]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is of infera-compat itself."""
+        return self.distribution.replace("_", "-").lower() == OURS
+
 
 @dataclass(frozen=True)
 class Broken:
@@ -154,7 +164,7 @@ def _owner(name: str, claims: Iterable[Entry]) -> tuple[Entry | None, list[Broke
     if name in MODES:
         found = f"the name {name}, which is a mode"
         return None, [Broken(one, found, f"a name beside {', '.join(MODES)}") for one in every]
-    ours = [one for one in every if one.distribution.replace("_", "-").lower() == OURS]
+    ours = [one for one in every if one.is_ours]
     first = ours or every
     owner = first[0] if len(first) == 1 else None
     return owner, [
@@ -203,7 +213,7 @@ def checked(entry: Entry, kernel: AnyKernel) -> None:
 
 
 def _module(entry: Entry) -> ModuleType:
-    name = _reference(entry)[0]
+    name = entry.module
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a module that ends the process at its import, too

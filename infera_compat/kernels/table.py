@@ -4,10 +4,11 @@ A table is a JSON file:
 
     {"kernel": "my_decode", "gpu": "NVIDIA H200",
      "measured": {"release": "0.33.0", "commit": "1a2b3c4", "date": "2026-11-02"},
-     "cells": [{"batch": 8, "heads": 32, "kv_heads": 8, "head_size": 128, "block_size": 16,
-                "stock_us": 41.2, "ours_us": 33.0}]}
+     "cells": [{"baseline": "FLASH_ATTN", "batch": 8, "heads": 32, "kv_heads": 8,
+                "head_size": 128, "block_size": 16, "stock_us": 41.2, "ours_us": 33.0}]}
 
-A key holds only what is known when a CUDA graph is captured. Lengths change between its replays.
+A key holds only what is known when a CUDA graph is captured. Lengths change between its replays, so
+the two times of a cell are those of the length at which the kernel gains least.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import math
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,20 @@ Each but `batch` is the field of that name of the op's spec, or of a call's size
 
 FIELDS = ("kernel", "gpu", "measured", "cells")
 MEASURED = ("release", "commit", "date")
+BASELINE = "baseline"
+"""Of each cell: the stock code that was measured beside the kernel, as a report names what a layer
+runs on: an attention backend ("FLASH_ATTN"), or a class of experts ("TritonExperts")."""
 STOCK, KERNEL = "stock_us", "ours_us"
+
+FASTER = 1.03
+"""The kernel runs where stock takes at least this many times as long. What gains less may be the
+measurement's own noise, and is not worth another code path in a server."""
+
+FOLDER = "tables"
+"""Beside a kernel's module."""
+
+Key = tuple[str | int, ...]
+"""A baseline, then a layer's own sizes in the order of KEYS[op]."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,7 @@ class Table:
 
     kernel, gpu: what was measured, and on what. measured: release, commit and date of it.
     op: the op whose keys the cells have; None where there are no cells.
-    rows: by a layer's own sizes, in the order of KEYS[op].
+    rows: by the baseline and a layer's own sizes.
     always: whether it runs wherever it supports a layer, measured or not.
     """
 
@@ -74,7 +88,7 @@ class Table:
     gpu: str = ""
     measured: Mapping[str, str] | None = None
     op: str | None = None
-    rows: Mapping[tuple[int, ...], Row] | None = None
+    rows: Mapping[Key, Row] | None = None
     always: bool = False
 
     @classmethod
@@ -97,7 +111,7 @@ class Table:
 
         gpu: the device's name, "NVIDIA H200". Raises CompatError for a bad file.
         """
-        path = folder / "tables" / f"{kernel}-{slug(gpu)}.json"
+        path = file_of(folder, kernel, gpu)
         return cls.read(path) if path.is_file() else None
 
     @classmethod
@@ -111,7 +125,8 @@ class Table:
 
         asked: Settings.kernel_table. kernel, op: the kernel's. folder: of its module. gpu: the
         device's name. A file that was measured for another kernel leaves this one its own table;
-        one without a table runs everywhere, since it was asked for by name.
+        one without a table runs everywhere, since it was asked for by name. A layer over stock code
+        that the table does not have as a baseline is stock's.
         Raises CompatError for a bad file, one of another op, and a named one of another GPU.
         """
         if asked == ALL:
@@ -144,8 +159,18 @@ class Table:
             )
         return table
 
-    def row(self, **sizes: int) -> Row:
-        """The cells of a layer, by its own sizes: KEYS[op] without the first.
+    @property
+    def baselines(self) -> frozenset[str]:
+        """The stock code that was measured beside the kernel."""
+        return frozenset(str(key[0]) for key in self.rows or ())
+
+    def only(self, baselines: Collection[str]) -> Table:
+        """The same without the cells over other stock code."""
+        rows = {key: row for key, row in (self.rows or {}).items() if key[0] in baselines}
+        return replace(self, rows=rows)
+
+    def row(self, baseline: str, **sizes: int) -> Row:
+        """The cells of a layer over `baseline`, by its own sizes: KEYS[op] without the first.
 
         Looked up once a layer; what its row prefers is cheap enough for every step.
         """
@@ -156,18 +181,41 @@ class Table:
         names = KEYS[self.op][1:]
         if set(sizes) != set(names):
             raise TypeError(f"a layer of {self.op} has {', '.join(names)}, not {', '.join(sizes)}")
-        return self.rows.get(tuple(sizes[name] for name in names), NONE)
+        return self.rows.get((baseline, *(sizes[name] for name in names)), NONE)
 
-    def prefers(self, **key: int) -> bool:
+    def ever(self, baseline: str, **sizes: int | None) -> bool:
+        """Whether the kernel is faster in any bucket of a layer; sizes that are None: of any."""
+        if self.always:
+            return True
+        names = KEYS[self.op][1:] if self.op else ()
+        wanted = (baseline, *(sizes[name] for name in names))
+        return any(
+            any(row.faster)
+            and all(ours in (None, there) for ours, there in zip(wanted, key, strict=True))
+            for key, row in (self.rows or {}).items()
+        )
+
+    def wins(self, baseline: str) -> int:
+        """In how many cells over `baseline` the kernel is faster."""
+        rows = (self.rows or {}).items()
+        return sum(sum(row.faster) for key, row in rows if key[0] == baseline)
+
+    def prefers(self, baseline: str, **key: int) -> bool:
         """Whether the kernel runs at this key, a value for each of KEYS[op].
 
-        Strictly faster in the nearest bucket at or above; a tie, or no such cell, is stock's.
+        Faster in the nearest bucket at or above, by FASTER; less, or no such cell, is stock's.
         """
         buckets = {names[0] for names in KEYS.values()} & set(key)
         if len(buckets) != 1:
             raise TypeError(f"a key has one of a step's sizes, not {', '.join(key)}")
         bucket = buckets.pop()
-        return self.row(**{name: key[name] for name in key if name != bucket}).prefers(key[bucket])
+        sizes = {name: key[name] for name in key if name != bucket}
+        return self.row(baseline, **sizes).prefers(key[bucket])
+
+
+def file_of(folder: Path, kernel: str, gpu: str) -> Path:
+    """Where a kernel's table for a GPU lies, if there is one. folder: of the kernel's module."""
+    return folder / FOLDER / f"{kernel}-{slug(gpu)}.json"
 
 
 def slug(gpu: str) -> str:
@@ -189,20 +237,20 @@ def _parse(body: Any) -> Table:
     if not isinstance(cells, list):
         raise ValueError("cells is no list")
     op: str | None = None
-    found: dict[tuple[int, ...], dict[int, bool]] = {}
+    found: dict[Key, dict[int, bool]] = {}
     for number, cell in enumerate(cells):
         try:
             op = _op_of(cell, op)
             bucket, *rest = (_positive(cell, name) for name in KEYS[op])
-            buckets = found.setdefault(tuple(rest), {})
+            buckets = found.setdefault((_name(cell, BASELINE), *rest), {})
             if bucket in buckets:
                 raise ValueError("its key is there twice")
-            buckets[bucket] = _time(cell, KERNEL) < _time(cell, STOCK)
+            buckets[bucket] = _time(cell, STOCK) >= FASTER * _time(cell, KERNEL)
         except ValueError as error:
             raise ValueError(f"cell {number}: {error}") from error
     rows = {
-        rest: Row(tuple(sorted(buckets)), tuple(buckets[size] for size in sorted(buckets)))
-        for rest, buckets in found.items()
+        key: Row(tuple(sorted(buckets)), tuple(buckets[size] for size in sorted(buckets)))
+        for key, buckets in found.items()
     }
     return Table(kernel, gpu, {name: measured[name] for name in MEASURED}, op, rows)
 
@@ -211,11 +259,18 @@ def _op_of(cell: Any, before: str | None) -> str:
     """The op whose key a cell has, the same as that of the cells before it."""
     if isinstance(cell, dict):
         for op, names in KEYS.items():
-            if set(cell) == {*names, STOCK, KERNEL} and before in (op, None):
+            if set(cell) == {BASELINE, *names, STOCK, KERNEL} and before in (op, None):
                 return op
     wanted = KEYS[before] if before else "a key of " + " or ".join(KEYS)
     text = wanted if isinstance(wanted, str) else ", ".join(wanted)
-    raise ValueError(f"it has {_names(cell)}, and needs {text}, {STOCK}, {KERNEL}")
+    raise ValueError(f"it has {_names(cell)}, and needs {BASELINE}, {text}, {STOCK}, {KERNEL}")
+
+
+def _name(cell: Mapping[str, Any], name: str) -> str:
+    value = cell[name]
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} is {value!r}, no name of stock's code")
+    return value
 
 
 def _positive(cell: Mapping[str, Any], name: str) -> int:

@@ -106,6 +106,39 @@ def bind(binding: Binding, seam: str, shim: Shim) -> None:
     bind_seam(binding, shim)
 
 
+def line_of(release: str) -> str:
+    """The line of releases, a shim's name, that a release's version belongs to.
+
+    Raises ValueError for what is no version.
+    """
+    return order(Version(release))[0].name
+
+
+def asked(op: str, config: Any) -> str | None:
+    """What the operator asked of vLLM for an op, so that nothing is chosen for it; None: nothing.
+
+    config: the worker's VllmConfig.
+    """
+    found: str | None = importlib.import_module("infera_shims.configured").asked(op, config)
+    return found
+
+
+def kinds(op: str, config: Any) -> tuple[str, ...]:
+    """The ops of kernels that a model has layers for, of those of `op`."""
+    found: tuple[str, ...] = importlib.import_module("infera_shims.configured").kinds(op, config)
+    return found
+
+
+def device_name() -> str:
+    """What vLLM calls the first device ("NVIDIA H200"); CUDA is not initialised for it.
+
+    Upstream: vllm/platforms/interface.py `Platform.get_device_name` (every release).
+    """
+    platform = type(importlib.import_module("vllm.platforms").current_platform)
+    found: str = platform.get_device_name()
+    return found
+
+
 def device_type() -> str:
     """vLLM's name for the active platform's kind of device ("cuda", "cpu", …)."""
     found: str = importlib.import_module("vllm.platforms").current_platform.device_type

@@ -21,6 +21,8 @@ COMMON = {
             "VLLM_TARGET_DEVICE": lambda: os.environ.get("VLLM_TARGET_DEVICE"),
         }
 
+        VLLM_BATCH_INVARIANT = bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0")))
+
         def compile_factors():
             return {name: str(read()) for name, read in environment_variables.items()}
         """,
@@ -162,6 +164,10 @@ COMMON = {
             device_type = "cuda"
 
             @classmethod
+            def get_device_name(cls, device_id=0):
+                return "NVIDIA Fake"
+
+            @classmethod
             def get_attn_backend_cls(cls, selected_backend, attn_selector_config, num_heads=None):
                 if attn_selector_config.use_mla:
                     sparse = "Sparse" if attn_selector_config.use_sparse else ""
@@ -181,11 +187,27 @@ COMMON = {
         from .compilation import CompilationConfig
 
         @dataclass
+        class AttentionConfig:
+            backend: str | None = None
+            backend_per_kind: dict = field(default_factory=dict)
+
+        @dataclass
+        class KernelConfig:
+            moe_backend: str = "auto"
+
+        @dataclass
+        class ModelConfig:
+            use_mla: bool = False
+
+        @dataclass
         class VllmConfig:
             layers: tuple
             architecture: str = "TinyForCausalLM"
             backend: str | None = None
             compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
+            attention_config: AttentionConfig = field(default_factory=AttentionConfig)
+            kernel_config: KernelConfig = field(default_factory=KernelConfig)
+            model_config: ModelConfig = field(default_factory=ModelConfig)
 
         _current = []
 
@@ -1029,6 +1051,10 @@ TORCH = """
 
     class cuda:
         _capturing = False
+
+        @staticmethod
+        def is_available():
+            return False
 
         @staticmethod
         def is_current_stream_capturing():

@@ -103,9 +103,9 @@ def test_where_a_seam_is_forced_every_other_says_so(fake: Fake, op: str) -> None
 @pytest.mark.parametrize(
     ("environ", "why"),
     [
-        ({}, "nothing to bind (auto: no eligible kernel)"),
+        ({}, "nothing to bind (auto: not known without a GPU)"),
         ({"INFERA_MOE": "off"}, "nothing to bind (INFERA_MOE=off)"),
-        ({"INFERA_MOE_SEAM": "model"}, "nothing to bind (auto: no eligible kernel)"),
+        ({"INFERA_MOE_SEAM": "model"}, "nothing to bind (auto: not known without a GPU)"),
     ],
     ids=["auto", "off", "a seam and no kernel"],
 )
@@ -143,7 +143,7 @@ def test_it_says_the_same_to_a_person(fake: Fake) -> None:
     held = f"contracts {len(MAIN_SHIM.needs)}/{len(MAIN_SHIM.needs)}"
     assert f"on vLLM 0.32.0 (no distribution, a source tree): shim main, {held}" in ran.out
     assert "INFERA_MOE=off" in ran.out
-    assert "auto: no eligible kernel" in ran.out
+    assert "auto: not known without a GPU" in ran.out
     assert "not known yet" in ran.out
 
 

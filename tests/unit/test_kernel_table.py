@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from infera_compat.errors import OFF_SWITCH, CompatError
 from infera_compat.kernels.kernel import OPS
-from infera_compat.kernels.table import KEYS, Table, slug
+from infera_compat.kernels.table import FASTER, KEYS, Table, slug
 
 H200 = "NVIDIA H200"
 MEASURED = {"release": "0.33.0", "commit": "1a2b3c4", "date": "2026-11-30"}
@@ -24,8 +24,17 @@ LAYERS = {
 }
 
 
-def cell(op: str, size: int, stock: float = 2.0, ours: float = 1.0, **key: int) -> dict[str, Any]:
-    times = {"stock_us": stock, "ours_us": ours}
+STOCK = {"attention": "FLASH_ATTN", "mla_decode": "FLASHMLA", "experts": "TritonExperts"}
+
+
+def cell(
+    op: str, size: int, stock: float = 2.0, ours: float = 1.0, baseline: Any = None, **key: int
+) -> dict[str, Any]:
+    times = {
+        "baseline": STOCK[op] if baseline is None else baseline,
+        "stock_us": stock,
+        "ours_us": ours,
+    }
     return {KEYS[op][0]: size, **LAYERS[op], **key, **times}
 
 
@@ -42,7 +51,7 @@ def written(folder: Path, content: Any) -> Path:
 
 
 def prefers(table: Table, op: str, size: int, **key: int) -> bool:
-    return table.prefers(**({KEYS[op][0]: size} | LAYERS[op] | key))
+    return table.prefers(STOCK[op], **({KEYS[op][0]: size} | LAYERS[op] | key))
 
 
 def test_every_op_has_its_key() -> None:
@@ -103,16 +112,54 @@ def test_a_key_of_another_op_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="block_size"):
         prefers(table, "experts", 8)
     with pytest.raises(TypeError, match="block_size"):
-        table.prefers(batch=8)
+        table.prefers("FLASH_ATTN", batch=8)
     with pytest.raises(TypeError, match="step's sizes"):
-        table.prefers(**LAYERS["attention"])
+        table.prefers("FLASH_ATTN", **LAYERS["attention"])
+
+
+@pytest.mark.parametrize(("stock", "faster"), [(FASTER, True), (1.029, False), (1.0, False)])
+def test_what_gains_too_little_is_stocks(tmp_path: Path, stock: float, faster: bool) -> None:
+    table = Table.read(written(tmp_path, body(cell("attention", 8, stock, 1.0))))
+    assert prefers(table, "attention", 8) is faster
+
+
+def test_each_cell_speaks_of_its_own_stock_code(tmp_path: Path) -> None:
+    over = {"FLASH_ATTN": 1.0, "TRITON_ATTN": 5.0}
+    cells = [cell("attention", 8, stock, 1.0, name) for name, stock in over.items()]
+    cells.append(cell("attention", 16, 5.0, 1.0, "TRITON_ATTN"))
+    table = Table.read(written(tmp_path, body(*cells)))
+    assert table.baselines == set(over)
+    sizes = {"batch": 8, **LAYERS["attention"]}
+    found = {name: table.prefers(name, **sizes) for name in (*over, "FLASHINFER")}
+    assert found == {"FLASH_ATTN": False, "TRITON_ATTN": True, "FLASHINFER": False}
+    assert {name: table.wins(name) for name in found} == {
+        "FLASH_ATTN": 0,
+        "TRITON_ATTN": 2,
+        "FLASHINFER": 0,
+    }
+    assert table.only({"FLASH_ATTN"}).wins("TRITON_ATTN") == 0
+    assert table.only({"TRITON_ATTN"}).wins("TRITON_ATTN") == 2
+
+
+def test_whether_it_is_ever_faster_where_a_size_is_not_known_yet(tmp_path: Path) -> None:
+    cells = (cell("attention", 8), cell("attention", 8, ours=2.0, block_size=64))
+    table = Table.read(written(tmp_path, body(*cells)))
+    layer = LAYERS["attention"]
+    ever = {
+        size: table.ever("FLASH_ATTN", **(layer | {"block_size": size})) for size in (16, 64, None)
+    }
+    assert ever == {16: True, 64: False, None: True}
+    assert not table.ever("TRITON_ATTN", **(layer | {"block_size": None}))
+    assert not table.ever("FLASH_ATTN", **(layer | {"heads": 64, "block_size": None}))
+    assert Table.everywhere().ever("TRITON_ATTN", **(layer | {"block_size": None}))
+    assert not Table().ever("FLASH_ATTN", **layer)
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_a_layers_row_says_what_the_table_says(tmp_path: Path, op: str) -> None:
     table = Table.read(written(tmp_path, body(cell(op, 8), cell(op, 64, ours=3.0))))
     for one in (table, Table.everywhere(), Table()):
-        row = one.row(**LAYERS[op])
+        row = one.row(STOCK[op], **LAYERS[op])
         for size in (1, 8, 9, 64, 65, 10**9):
             assert row.prefers(size) is prefers(one, op, size)
 
@@ -136,6 +183,8 @@ def test_a_layers_row_says_what_the_table_says(tmp_path: Path, op: str) -> None:
         (body(cell("attention", 8), cell("experts", 8)), "cell 1: it has"),
         (body(cell("attention", 8), cell("attention", 8)), "cell 1: its key is there twice"),
         (body(cell("attention", 0)), "batch is 0"),
+        (body(cell("attention", 8, baseline="")), "baseline is ''"),
+        (body(cell("attention", 8, baseline=7)), "baseline is 7"),
         (body(cell("attention", True)), "batch is True"),
         (body(cell("attention", 8, heads=32.0)), "heads is 32.0"),  # type: ignore[arg-type]
         (body(cell("attention", 8, ours=0)), "ours_us is 0"),

@@ -73,8 +73,8 @@ def test_a_forced_seam_is_taken_alone_on_every_device(
 @pytest.mark.parametrize(
     ("asked", "seam", "why"),
     [
-        ("auto", "auto", "nothing to bind (auto: no eligible kernel)"),
-        ("auto", "model", "nothing to bind (auto: no eligible kernel)"),
+        ("auto", "auto", "nothing to bind (auto: not known without a GPU)"),
+        ("auto", "model", "nothing to bind (auto: not known without a GPU)"),
         ("off", "auto", "nothing to bind (INFERA_{OP}=off)"),
         ("off", "model", "nothing to bind (INFERA_{OP}=off)"),
     ],

@@ -73,10 +73,10 @@ def test_nothing_set_binds_nothing_and_says_why(make_fake: Callable[..., Fake], 
     ran = make_fake(line).serve(*LAYERS)
     for layer in ran.answer["layers"].values():
         assert (layer["bound"], layer["seam"]) == (False, None)
-        assert layer["why_not"] == "auto: no eligible kernel"
+        assert layer["why_not"] == "auto: no kernel is chosen on a cpu"
         assert layer["calls"]["serving"] == 0
     start, _ = ran.said("INFO")
-    assert start.count("stock (auto: no eligible kernel)") == 2
+    assert start.count("stock (auto: no kernel is chosen on a cpu)") == 2
 
 
 def test_one_op_can_be_bound_without_the_other(fake: Fake) -> None:

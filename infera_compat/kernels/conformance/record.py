@@ -16,7 +16,7 @@ import torch
 
 import infera_compat
 from infera_compat.errors import CompatError
-from infera_compat.kernels import registry
+from infera_compat.kernels import registry, sources
 from infera_compat.kernels.conformance import check as checks
 from infera_compat.kernels.conformance.outcome import FAIL, PASS, Outcome
 from infera_compat.kernels.conformance.subject import Subject
@@ -141,6 +141,7 @@ def _body(
         "python": platform.python_version(),
         "infera_compat": infera_compat.__version__,
         "commit": _commit(checkout),
+        "sources": {found.kernel.name: sources.digest(found.kernel)},
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seed": seed,
         "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],

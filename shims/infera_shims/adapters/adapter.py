@@ -14,7 +14,7 @@ import torch
 from infera_compat.errors import CompatError, Refused
 from infera_compat.kernels.kernel import OPS, Kernel
 from infera_compat.kernels.store import Store
-from infera_compat.kernels.table import KEYS, Row, Table
+from infera_compat.kernels.table import KEYS, Row, Table, slug
 from infera_compat.ledger import Ledger
 from infera_compat.settings import Settings
 
@@ -31,7 +31,8 @@ class Adapter:
     kernel: the kernel. ledger: the process's book. config: the worker's VllmConfig, once a model is
     built. specs: by the name of each layer that the kernel takes, what it was told of it.
     workspace, counters: the scratch that all of them share, uint8, and int32 zeros; or None.
-    table: where the kernel is chosen at all; rows: of it, a layer's. store: what the kernel keeps
+    table: where the kernel is chosen at all; rows: of it, a layer's. measured: the table by which
+    it was chosen automatically; None: it was asked for by name. store: what the kernel keeps
     between starts.
     """
 
@@ -43,6 +44,7 @@ class Adapter:
     counters: torch.Tensor | None = None
     table: Table = field(default_factory=Table.everywhere)
     rows: dict[str, Row] = field(default_factory=dict)
+    measured: Table | None = None
     store: Store | None = None
 
     def begin(self, config: Any) -> None:
@@ -67,7 +69,7 @@ class Adapter:
 
     @contextmanager
     def in_kernel(self, method: str) -> Iterator[None]:
-        """Stop the start where the kernel fails: it was asked for by name."""
+        """Stop where the kernel fails; one that was not asked for by name costs no start for it."""
         try:
             yield
         except Exception as error:
@@ -86,13 +88,21 @@ class Adapter:
         """
         gpu = torch.cuda.get_device_name() if self.device.type == "cuda" else self.device.type
         module = sys.modules[type(self.kernel).__module__]
-        self.table = Table.chosen(
+        self.table = self.measured or Table.chosen(
             settings.kernel_table,
             kernel=self.kernel.name,
             op=self.kernel.op,
             folder=Path(str(module.__file__)).parent,
             gpu=gpu,
         )
+        if not self.table.always and slug(self.table.gpu) != slug(gpu):
+            # Chosen by the name of the first GPU, and this worker has another one.
+            raise CompatError(
+                f"{self.kernel.name} was chosen for another GPU",
+                found=f"a {gpu}",
+                expected=f"a {self.table.gpu}, as the first one",
+                do=f"Serve on GPUs of one kind, or set INFERA_{OPS[self.kernel.op].upper()}=off.",
+            )
         # A GPU's torch brings Triton; a CPU's may not.
         triton = {"triton": vars(triton_module)["__version__"]} if triton_module else {}
         built_with = {"torch": torch.__version__, **triton}
@@ -102,9 +112,30 @@ class Adapter:
         """Whether a step of so many requests, or tokens, is the kernel's by its table."""
         row = self.rows.get(name)
         if row is None:
-            sizes = {key: vars(self.specs[name])[key] for key in KEYS[self.kernel.op][1:]}
-            row = self.rows[name] = self.table.row(**sizes)
+            over = self.ledger.layers[OPS[self.kernel.op], name].over
+            row = self.rows[name] = self.table.row(over, **self._measures(name))
         return row.prefers(size)
+
+    def check_measured(self, name: str, over: str) -> None:
+        """Refused for a layer that an automatic choice would leave to stock in every step.
+
+        over: the stock code that it runs on. Named kernels take what they can.
+        """
+        if self.measured is None or self.measured.ever(over, **self._measures(name)):
+            return
+        raise Refused(f"{self.kernel.name} did not measure faster than {over} at its sizes")
+
+    def drop_unmeasured(self) -> None:
+        """The same once block sizes are known, of the layers that were taken."""
+        for name in list(self.specs):
+            try:
+                self.check_measured(name, self.ledger.layers[OPS[self.kernel.op], name].over)
+            except Refused as refusal:
+                self.drop(name, str(refusal))
+
+    def _measures(self, name: str) -> dict[str, Any]:
+        """A layer's own sizes, as tables have them."""
+        return {key: vars(self.specs[name])[key] for key in KEYS[self.kernel.op][1:]}
 
     def reserve(self) -> None:
         """Set the scratch aside, before vLLM profiles how much memory is left for its KV cache."""

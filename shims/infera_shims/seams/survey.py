@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -50,14 +51,31 @@ def layers(worker: Any, installation: Installation) -> Iterator[Layer]:
     for adapter in adapters.values():
         adapter.begin(worker.vllm_config)
     context = worker.vllm_config.compilation_config.static_forward_context
+    if "attention" in adapters:
+        installation.settle("attention", _backends(context.values(), adapters["attention"]))
     for name, built in context.items():
         if isinstance(built, base.AttentionLayerBase):
             over = adapters.get("attention")
             found = _attention(name, built, ledger, over)
-            yield _decided(found, over, built)
+            with installation.falls_back("attention"):
+                found = _decided(found, over, built)
+            yield found
         elif moe_class is not None and isinstance(built, moe_class):
             found = _moe(name, built, ledger, moe)
-            yield _decided_moe(found, adapters.get("moe"), built, moe)
+            with installation.falls_back("moe"):
+                found = _decided_moe(found, adapters.get("moe"), built, moe)
+            yield found
+
+
+def _backends(built: Iterable[Any], adapter: Any) -> Counter[str]:
+    """How many attention layers of the kind that a kernel is for run on which stock backend."""
+    return Counter(
+        each.attn_backend.get_name()
+        for each in built
+        if hasattr(each, "attn_backend")
+        and hasattr(each, "impl")
+        and layer.other_kind(each, adapter) is None
+    )
 
 
 def _decided(found: Layer, adapter: Any, built: Any) -> Layer:
@@ -66,6 +84,7 @@ def _decided(found: Layer, adapter: Any, built: Any) -> Layer:
         return found
     try:
         adapter.decide(found.layer, built)
+        adapter.check_measured(found.layer, found.over)
     except Refused as refusal:
         return Layer(found.op, found.layer, found.over, why_not=str(refusal))
     return found
@@ -83,9 +102,11 @@ def _decided_moe(found: Layer, adapter: Any, built: Any, where: MoeLayer) -> Lay
         raise AssertionError("a kernel is bound by the modular kernel alone")
     experts = method.moe_kernel.impl.fused_experts
     try:
-        shadow.spec = adapter.decide(found.layer, experts, holder, shadow.spec)
+        spec = adapter.decide(found.layer, experts, holder, shadow.spec)
+        adapter.check_measured(found.layer, found.over)
     except Refused as refusal:
         return Layer(found.op, found.layer, found.over, why_not=str(refusal))
+    shadow.spec = spec
     return found
 
 

@@ -37,7 +37,7 @@ def watch(worker_base: ModuleType, installation: Installation) -> None:
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         with harmless("binding the ops", strict):
-            installation.before_model()
+            installation.before_model(kwargs["vllm_config"] if "vllm_config" in kwargs else args[0])
         stock(self, *args, **kwargs)
         # For `LLM.collective_rpc("infera_report")`: the book of each worker, while it runs.
         self.infera_report = installation.as_json
