@@ -20,6 +20,8 @@ from infera_compat.errors import CompatError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 matrix = typer.Typer(no_args_is_help=True, help="What each vLLM release offers.")
 app.add_typer(matrix, name="matrix")
+tune = typer.Typer(no_args_is_help=True, help="Find a kernel's fastest settings on this GPU.")
+app.add_typer(tune, name="tune")
 
 PIPE_WIDTH = 160
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
@@ -122,6 +124,30 @@ def plan(
 
     with _told_plainly(as_json):
         status = plan_command.plan(name, output, check_it, as_json, checkout, _console())
+    raise typer.Exit(status)
+
+
+@tune.command()
+def experts(
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(help="experts,top_k,hidden,intermediate; may be given again. Default: five."),
+    ] = None,
+    bucket: Annotated[
+        list[int] | None, typer.Option(help="Tokens, a power of two; may be given again.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Of the GPU's file. Default: beside the kernel.")
+    ] = None,
+) -> None:
+    """Time infera_experts' candidates on this GPU, and keep the fastest for each number of tokens.
+
+    Starts no engine. They go into the GPU's file, which the kernel reads from the next start on.
+    """
+    from infera_compat.cli import tune as tune_command
+
+    with _told_plainly():
+        status = tune_command.experts(layer or [], bucket or [], folder, _console())
     raise typer.Exit(status)
 
 

@@ -1,0 +1,168 @@
+"""`infera-compat tune experts`: the fastest tiles of infera_experts on the GPU that is here."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from infera_compat.errors import CompatError
+
+if TYPE_CHECKING:
+    from infera_compat.kernels.experts.contract import ExpertsSpec
+    from infera_compat.kernels.experts.plans import Plan
+
+Sizes = tuple[int, int, int, int]
+LAYERS: Sequence[Sizes] = (
+    (128, 8, 2048, 768),
+    (64, 6, 2048, 1408),
+    (8, 2, 4096, 14336),
+    (256, 8, 7168, 256),
+    (128, 8, 4096, 192),
+)
+"""Experts, top_k, hidden, intermediate: of Qwen3 30B A3B, DeepSeek V2 Lite, Mixtral 8x7B, and of
+shards of DeepSeek V3 and Qwen3 235B A22B."""
+
+
+def experts(
+    layers: Sequence[str], buckets: Sequence[int], folder: Path | None, console: Console
+) -> int:
+    """Tune layers, write their plans into the GPU's file, and return the exit status.
+
+    Args:
+        layers: each as E,k,K,N; LAYERS where there is none.
+        buckets: tokens; all where there is none. Other buckets of a layer keep what they had.
+        folder: of the files; None: beside the kernel's modules.
+        console: where a person reads.
+
+    Raises CompatError without a GPU, and for a layer or a bucket that is none.
+    """
+    gpu, capability = _gpu()
+    import torch
+    import triton
+
+    from infera_compat.kernels.experts import configs, timing, tuning
+    from infera_compat.kernels.experts.contract import ExpertsSpec
+    from infera_compat.kernels.experts.plans import BUCKETS
+
+    chosen = sorted(set(buckets)) or list(BUCKETS)
+    unknown = [str(bucket) for bucket in chosen if bucket not in BUCKETS]
+    if unknown:
+        raise CompatError(
+            f"there is no bucket {', '.join(unknown)}",
+            found=", ".join(unknown),
+            expected=f"some of {', '.join(map(str, BUCKETS))}",
+            do="Mend --bucket.",
+        )
+    specs = [
+        ExpertsSpec(
+            each[0], each[0], each[2], each[3], each[1], torch.bfloat16, capability=capability
+        )
+        for each in ([sizes(text) for text in layers] or LAYERS)
+    ]
+    file = configs.path(gpu, folder or configs.FOLDER)
+    known = configs.read(file, gpu) if file.is_file() else {}
+    with _progress(console) as progress:
+        todo = [(spec, *each) for spec in specs for each in tuning.everything(spec, chosen)]
+        task = progress.add_task("compiling", total=len(dict.fromkeys(todo)))
+        timing.compile_all(todo, os.cpu_count() or 1, lambda: progress.advance(task))
+        task = progress.add_task("timing", total=len(specs) * len(chosen))
+        for spec in specs:
+            layer = timing.Layer(spec, torch.device("cuda"))
+            found: dict[int, tuple[Plan, float]] = {}
+            for bucket in chosen:
+                calls = layer.calls(bucket)
+                found[bucket] = tuning.search(spec, bucket, timing.timer(calls, bucket))
+                progress.advance(task)
+            plans = known.setdefault(configs.layer(spec), {})
+            plans.update({bucket: plan for bucket, (plan, _) in found.items()})
+            # After each layer: what was found is not lost when the machine is.
+            configs.write(file, gpu, _measured(torch.__version__, triton.__version__), known)
+            console.print(_table(spec, found))
+            del layer
+            torch.cuda.empty_cache()
+    console.print(f"Written: {file}", soft_wrap=True)
+    return 0
+
+
+def sizes(text: str) -> Sizes:
+    """E,k,K,N of a layer; CompatError for another text."""
+    try:
+        experts_, top_k, hidden, intermediate = (int(part) for part in text.split(","))
+    except ValueError as error:
+        raise CompatError(
+            f"{text} is no layer",
+            found=text,
+            expected="experts,top_k,hidden,intermediate: 128,8,2048,768 say",
+            do="Mend --layer.",
+        ) from error
+    return experts_, top_k, hidden, intermediate
+
+
+def _gpu() -> tuple[str, tuple[int, int] | None]:
+    """The GPU's name and its compute capability, None where it is AMD's."""
+    try:
+        import torch
+        import triton  # noqa: F401 (to say in a word that it is missing)
+    except ModuleNotFoundError as error:
+        raise _nothing_to_tune(str(error)) from error
+    if not torch.cuda.is_available():
+        raise _nothing_to_tune("no GPU")
+    capability = None if torch.version.hip else torch.cuda.get_device_capability()
+    return torch.cuda.get_device_name(), capability
+
+
+def _nothing_to_tune(found: str) -> CompatError:
+    return CompatError(
+        "there is nothing to tune here",
+        found=found,
+        expected="a GPU, torch and Triton",
+        do="Tune in vLLM's environment, on the GPU that is to serve.",
+    )
+
+
+def _measured(torch_version: str, triton_version: str) -> dict[str, str]:
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
+    return {"torch": torch_version, "triton": triton_version, "date": today}
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _table(spec: ExpertsSpec, found: dict[int, tuple[Plan, float]]) -> Table:
+    from infera_compat.kernels.experts.plans import Few
+
+    shape = f"{spec.experts} experts, top {spec.top_k}, {spec.hidden} by {spec.intermediate}"
+    table = Table(title=shape, box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("tokens", "µs"):
+        table.add_column(name, justify="right")
+    for name in ("rows", "gate_up", "down"):
+        table.add_column(name)
+    for bucket, (plan, time) in found.items():
+        how = ("few, merged" if plan.merge else "few") if isinstance(plan, Few) else str(plan.rows)
+        tiles = (
+            f"{it.columns}x{it.depth} {it.warps}w {it.stages}s"
+            + (f" group {it.group}" if it.group != GROUP else "")
+            + (f" {it.per_sm} an SM" if it.per_sm else "")
+            for it in (plan.gate_up, plan.down)
+        )
+        table.add_row(str(bucket), f"{time:.1f}", how, *tiles)
+    return table
+
+
+GROUP = 8
+"""A tile's group, where nothing else is said."""

@@ -1,0 +1,88 @@
+"""The plan of a layer that nobody tuned: right everywhere, and near the best where we looked.
+
+Few tokens: what counts is bytes in flight, so tiles are small and programs many. Many: tiles as
+large as an expert's rows fill.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from infera_compat.kernels.experts.contract import ExpertsSpec
+from infera_compat.kernels.experts.limits import Limits
+from infera_compat.kernels.experts.plans import Few, Plan, Sorted, Tile
+
+FEW = 32
+"""The largest bucket that is run without sorting."""
+BYTES = 2
+"""Of an element: bfloat16 or float16."""
+
+
+def shared_bytes(tile: Tile, rows: int, weights: int) -> int:
+    """Shared memory of a product. rows: of its tile. weights: tiles of weights a step."""
+    return tile.stages * (rows + weights * tile.columns) * tile.depth * BYTES
+
+
+def fitting(tile: Tile, rows: int, weights: int, limits: Limits) -> Tile:
+    """The tile, with fewer stages, then less depth, then fewer columns where memory is short."""
+    tile = dataclasses.replace(tile, stages=min(tile.stages, limits.stages))
+    while shared_bytes(tile, rows, weights) > limits.shared:
+        if tile.stages > 2:
+            tile = dataclasses.replace(tile, stages=tile.stages - 1)
+        elif tile.depth > 32:
+            tile = dataclasses.replace(tile, depth=tile.depth // 2)
+        else:
+            tile = dataclasses.replace(tile, columns=tile.columns // 2)
+    return tile
+
+
+def rows_for(spec: ExpertsSpec, tokens: int) -> int:
+    """Rows of a tile: a power of two that holds most experts' rows, 16 to 128."""
+    mean = tokens * spec.top_k / spec.global_experts
+    rows = 16
+    while rows < 1.25 * mean and rows < 128:
+        rows *= 2
+    return rows
+
+
+def columns_for(size: int, most: int) -> int:
+    """Columns of a tile: the power of two up to `most` that leaves the least of the last unused."""
+    options = [most >> shift for shift in range(3)]
+    return min(options, key=lambda columns: (-(-size // columns) * columns, -columns))
+
+
+def plan(spec: ExpertsSpec, bucket: int) -> Plan:
+    """For the calls of a bucket."""
+    limits = Limits.of(spec)
+    if bucket <= FEW:
+        return few(spec, bucket, limits)
+    return sorted_by_expert(spec, rows_for(spec, bucket), limits)
+
+
+def few(spec: ExpertsSpec, bucket: int, limits: Limits) -> Few:
+    """Columns so that the programs fill a GPU even where only a few experts are read."""
+    tokens = max(16, bucket)
+    read = min(spec.experts, bucket * spec.top_k)
+    narrow = 16 if read * spec.intermediate < ENOUGH else 32
+    gate_up = Tile(narrow, 128, 4, 4)
+    narrow = 16 if read * spec.hidden < ENOUGH else 64
+    down = Tile(narrow, min(128, depth_for(spec.intermediate)), 4, 4)
+    return Few(fitting(gate_up, tokens, 2, limits), fitting(down, tokens, 1, limits), True)
+
+
+ENOUGH = 1 << 14
+"""Rows of weights from which programs of the wider tile are enough for all SMs."""
+
+
+def depth_for(size: int) -> int:
+    """Channels at a time: 64, or more where they divide evenly."""
+    return next((depth for depth in (256, 128) if size % depth == 0), 64)
+
+
+def sorted_by_expert(spec: ExpertsSpec, rows: int, limits: Limits) -> Sorted:
+    """One tile of the largest kind an SM, on GPUs with room for it."""
+    large = rows == 128 and limits.tma
+    warps = 8 if large else 4
+    gate_up = Tile(columns_for(spec.intermediate, 128 if large else 64), 64, warps, 4)
+    down = Tile(columns_for(spec.hidden, 256 if large else 128), 64, warps, 4)
+    return Sorted(rows, fitting(gate_up, rows, 2, limits), fitting(down, rows, 1, limits))

@@ -1,0 +1,190 @@
+"""Which plan is the fastest for a layer and a bucket: the candidates, and the search among them.
+
+Knows no GPU: who calls it hands over what times a plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from infera_compat.kernels.experts import heuristics
+from infera_compat.kernels.experts.contract import ExpertsSpec
+from infera_compat.kernels.experts.heuristics import shared_bytes
+from infera_compat.kernels.experts.limits import Limits
+from infera_compat.kernels.experts.plans import BUCKETS, MOST_FEW, Few, Plan, Sorted, Tile
+
+Timer = Callable[[Plan], float]
+"""Microseconds of a call by a plan; infinity where it can't be run."""
+
+MOST = 24
+"""Candidates for each of the two products, at most."""
+
+FEW_TILES: Sequence[Tile] = (
+    Tile(16, 128, 4, 4),
+    Tile(16, 256, 4, 4),
+    Tile(16, 256, 2, 3),
+    Tile(32, 64, 4, 5),
+    Tile(32, 128, 4, 4),
+    Tile(32, 256, 4, 3),
+    Tile(64, 64, 4, 5),
+    Tile(64, 128, 4, 3),
+    Tile(64, 128, 8, 4),
+    Tile(8, 256, 4, 4),
+    Tile(128, 64, 8, 4),
+    Tile(128, 128, 8, 3),
+)
+"""For few tokens, both products."""
+
+SORTED_TILES: Mapping[int, Sequence[Tile]] = {
+    16: (
+        Tile(32, 128, 4, 4),
+        Tile(32, 256, 4, 3),
+        Tile(64, 64, 4, 5),
+        Tile(64, 128, 4, 3),
+        Tile(64, 128, 4, 4),
+        Tile(128, 64, 4, 4),
+        Tile(128, 64, 8, 4),
+        Tile(128, 128, 8, 3),
+    ),
+    64: (
+        Tile(64, 64, 4, 3),
+        Tile(64, 64, 4, 4),
+        Tile(64, 128, 4, 3),
+        Tile(64, 64, 4, 3, per_sm=2),
+        Tile(128, 64, 4, 3),
+        Tile(128, 64, 4, 4),
+        Tile(128, 64, 8, 4),
+        Tile(128, 64, 4, 4, per_sm=1),
+    ),
+    128: (
+        Tile(64, 64, 4, 3),
+        Tile(64, 64, 4, 3, per_sm=2),
+        Tile(64, 64, 8, 4),
+        Tile(64, 128, 8, 3),
+        Tile(128, 64, 8, 3),
+        Tile(128, 64, 8, 4),
+        Tile(128, 64, 8, 4, per_sm=1),
+        Tile(128, 64, 8, 4, group=16),
+    ),
+    256: (
+        Tile(64, 64, 8, 3),
+        Tile(64, 64, 8, 4),
+        Tile(64, 64, 8, 4, per_sm=1),
+    ),
+}
+"""By rows, from that many on: of the first product. The second one has twice the columns, since it
+multiplies one tile of weights a step and not two."""
+
+
+def tiles(rows: int) -> Sequence[Tile]:
+    """The tiles of SORTED_TILES for so many rows."""
+    return SORTED_TILES[max(least for least in SORTED_TILES if least <= rows)]
+
+
+def rows_options(spec: ExpertsSpec, bucket: int) -> tuple[int, ...]:
+    """Rows that are worth a try: what the heuristic says, and its neighbours."""
+    said = heuristics.rows_for(spec, bucket)
+    return tuple(rows for rows in (said // 2, said, 2 * said) if 16 <= rows <= 256)
+
+
+def is_usable(tile: Tile, rows: int, size: int, weights: int, limits: Limits) -> bool:
+    """Whether a GPU has room for a tile, and a product the columns. size: of the result's row."""
+    fits = shared_bytes(tile, rows, weights) + tile.stages * MARGIN <= limits.shared
+    # What persists needs the result's tile in shared memory too, beside the next ones.
+    if tile.per_sm:
+        result = rows * tile.columns * heuristics.BYTES
+        fits = fits and shared_bytes(tile, rows, weights) + result <= limits.shared // tile.per_sm
+    return fits and tile.stages <= limits.stages and tile.columns < 2 * max(size, 8)
+
+
+MARGIN = 64
+"""Bytes a stage for barriers."""
+
+
+def candidates(spec: ExpertsSpec, bucket: int, product: str) -> list[Plan]:
+    """Plans that differ from the heuristic's in one product. product: gate_up or down."""
+    limits = Limits.of(spec)
+    size, weights = (spec.intermediate, 2) if product == "gate_up" else (spec.hidden, 1)
+    found: list[Plan] = []
+    for plan in starts(spec, bucket):
+        rows = plan.rows if isinstance(plan, Sorted) else max(16, bucket)
+        for tile in _options(plan, product):
+            if is_usable(tile, rows, size, weights, limits):
+                values: dict[str, Any] = {product: tile}
+                found.append(dataclasses.replace(plan, **values))
+    return found
+
+
+def starts(spec: ExpertsSpec, bucket: int) -> Iterator[Plan]:
+    """A plan of each kind and each number of rows."""
+    limits = Limits.of(spec)
+    if bucket <= MOST_FEW:
+        yield heuristics.few(spec, bucket, limits)
+    if bucket * spec.top_k > SORTED_FROM:
+        for rows in rows_options(spec, bucket):
+            yield heuristics.sorted_by_expert(spec, rows, limits)
+
+
+SORTED_FROM = 64
+"""Pairs of a call, more of which may be worth sorting."""
+
+
+def _options(plan: Plan, product: str) -> Sequence[Tile]:
+    if isinstance(plan, Few):
+        return FEW_TILES
+    if product == "gate_up":
+        return tiles(plan.rows)
+    return [dataclasses.replace(it, columns=2 * it.columns) for it in tiles(plan.rows)]
+
+
+def everything(spec: ExpertsSpec, buckets: Sequence[int] = BUCKETS) -> Iterator[tuple[int, Plan]]:
+    """Each bucket with each plan that `search` may time in it: what is to be compiled."""
+    for bucket in buckets:
+        for product in ("gate_up", "down"):
+            for plan in candidates(spec, bucket, product):
+                yield bucket, plan
+                if isinstance(plan, Few):
+                    yield bucket, dataclasses.replace(plan, merge=not plan.merge)
+
+
+def search(spec: ExpertsSpec, bucket: int, timer: Timer) -> tuple[Plan, float]:
+    """The fastest plan, and its time in microseconds.
+
+    The products are timed one after the other: a kind's and a number of rows' best tile of the
+    first does not depend on the second's. Then whether the last program sums, or another launch.
+    """
+    best: tuple[Plan, float] | None = None
+    first, second = (candidates(spec, bucket, product) for product in ("gate_up", "down"))
+    for start in starts(spec, bucket):
+        plan = start
+        for product, options in (("gate_up", first), ("down", second)):
+            mine = [it for it in options if _alike(it, start)]
+            timed = [(timer(_with(plan, it, product)), at) for at, it in enumerate(mine)]
+            least, at = min(timed, default=(math.inf, -1))
+            if math.isfinite(least):
+                plan = _with(plan, mine[at], product)
+        options = [plan]
+        if isinstance(plan, Few):
+            options.append(dataclasses.replace(plan, merge=not plan.merge))
+        for option in options:
+            time = timer(option)
+            if best is None or time < best[1]:
+                best = option, time
+    if best is None:
+        raise ValueError(f"bucket {bucket} has no plan to begin with")
+    return best
+
+
+def _alike(plan: Plan, start: Plan) -> bool:
+    if isinstance(plan, Sorted) and isinstance(start, Sorted):
+        return plan.rows == start.rows
+    return type(plan) is type(start)
+
+
+def _with(plan: Plan, other: Plan, product: str) -> Plan:
+    """The plan with another one's tile of a product."""
+    values: dict[str, Any] = {product: getattr(other, product)}
+    return dataclasses.replace(plan, **values)
