@@ -62,6 +62,7 @@ class Installation:
         # Of ops that are auto: what may be chosen, and what is.
         self._found: dict[str, Found] = {}
         self._chosen: dict[str, Candidate] = {}
+        self._told: set[str] = set()
         self._prepared = False
         self._unwritable = False
         self._salted = False
@@ -104,7 +105,9 @@ class Installation:
         for error in found.broken:
             if self.settings.strict:
                 raise error
-            report.warn(str(error))
+            if str(error) not in self._told:  # a broken table is of neither op
+                report.warn(str(error))
+            self._told.add(str(error))
         choice.not_chosen = dict(found.against)
         best = found.best()
         if best is None:
@@ -412,7 +415,7 @@ class Installation:
         from infera_compat.kernels import automatic
 
         if not automatic.measured_on(gpu):
-            choice.why_not = f"auto: {automatic.UNMEASURED.format(gpu=gpu)}"
+            choice.why_not = f"auto: {automatic.Found().why_not(gpu)}"
             return
         asked = _shims().asked(choice.op, config)
         if asked:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from infera_compat.errors import CompatError
@@ -20,7 +20,6 @@ from infera_compat.kernels.table import Table, file_of, slug
 from infera_compat.settings import AUTO
 
 NO_TABLE = "no table for this GPU"
-UNMEASURED = "no kernel has a table for {gpu}"
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class Found:
     went wrong on the way, beyond a record that is not there.
     """
 
-    candidates: tuple[Candidate, ...]
-    against: Mapping[str, str]
+    candidates: tuple[Candidate, ...] = ()
+    against: Mapping[str, str] = field(default_factory=dict)
     broken: tuple[CompatError, ...] = ()
 
     def best(self, baseline: str | None = None) -> Candidate | None:
@@ -65,7 +64,7 @@ class Found:
     def why_not(self, gpu: str) -> str:
         """In one line, why there is no candidate: what was measured here, and is not chosen."""
         told = [f"{name}: {why}" for name, why in self.against.items() if why != NO_TABLE]
-        return f"no eligible kernel ({'; '.join(told) or UNMEASURED.format(gpu=gpu)})"
+        return f"no eligible kernel ({'; '.join(told) or f'none has a table for {gpu}'})"
 
 
 class Unfit(Exception):

@@ -75,7 +75,7 @@ def test_without_a_table_for_this_gpu_it_is_not_even_imported(
     shipped("one", source=LOUD + kernel("one"), gpu="NVIDIA H200")
     found = find()
     assert (names(found), found.against) == ([], {"one": "no table for this GPU"})
-    assert found.why_not(GPU) == f"no eligible kernel (no kernel has a table for {GPU})"
+    assert found.why_not(GPU) == f"no eligible kernel (none has a table for {GPU})"
     assert not automatic.measured_on(GPU)
     assert "package_of_one" not in sys.modules
     assert capsys.readouterr().out == ""
