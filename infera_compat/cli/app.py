@@ -20,11 +20,42 @@ from infera_compat.errors import CompatError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 matrix = typer.Typer(no_args_is_help=True, help="What each vLLM release offers.")
 app.add_typer(matrix, name="matrix")
+bench = typer.Typer(
+    no_args_is_help=True,
+    help="A kernel's times beside stock vLLM's, in the same run on a GPU.",
+)
+app.add_typer(bench, name="bench")
 tune = typer.Typer(no_args_is_help=True, help="Find a kernel's fastest settings on this GPU.")
 app.add_typer(tune, name="tune")
 
 PIPE_WIDTH = 160
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Kernels = Annotated[
+    list[str] | None,
+    typer.Option("--kernel", help="A kernel, or module:attribute; may be given again."),
+]
+Only = Annotated[str | None, typer.Option(help="Cells whose name contains this.")]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", help="The record. Default: its place in matrix/results, or here."),
+]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the record into this file.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the record that is there.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Few of the cells.")]
+WriteTable = Annotated[
+    bool, typer.Option("--table", help="Write each kernel's preference table beside its module.")
+]
+TableFile = Annotated[
+    Path | None,
+    typer.Option(help="The table that says where a kernel is chosen. Default: its own."),
+]
+Commit = Annotated[
+    str | None, typer.Option(help="Written into the record. Default: what git says.")
+]
+Rehearse = Annotated[
+    bool, typer.Option("--rehearse", help="A few tiny cells on the CPU; nothing is timed.")
+]
+Files = Annotated[list[Path], typer.Argument(help="Records of a bench.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -148,6 +179,120 @@ def experts(
 
     with _told_plainly():
         status = tune_command.experts(layer or [], bucket or [], folder, _console())
+    raise typer.Exit(status)
+
+
+@bench.command("attention")
+def bench_attention(
+    kernel: Kernels = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(help="A stock backend, FLASH_ATTN say; may be given again. Default: all."),
+    ] = None,
+    only: Only = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    plot: PlotFile = None,
+    resume: Resume = False,
+    table: WriteTable = False,
+    table_file: TableFile = None,
+    commit: Commit = None,
+    rehearse: Rehearse = False,
+) -> None:
+    """Decoding, prefill and mixed batches, beside the backends of the installed vLLM.
+
+    Outputs are held against stock's first. Status 1 where a cell's differ, or nothing was measured.
+    """
+    from infera_compat.cli import bench as bench_command
+
+    with _told_plainly():
+        asked = bench_command.Asked(
+            kernels=tuple(kernel or ()),
+            baselines=tuple(baseline or ()),
+            only=only,
+            quick=quick,
+            json=json_file,
+            plot=plot,
+            resume=resume,
+            table=table,
+            table_file=table_file,
+            commit=commit,
+        )
+        status = bench_command.bench("attention", asked, rehearse, _console())
+    raise typer.Exit(status)
+
+
+@bench.command("experts")
+def bench_experts(
+    kernel: Kernels = None,
+    only: Only = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    plot: PlotFile = None,
+    resume: Resume = False,
+    table: WriteTable = False,
+    table_file: TableFile = None,
+    commit: Commit = None,
+    rehearse: Rehearse = False,
+) -> None:
+    """Experts of unquantised MoE layers, beside those that the installed vLLM picks.
+
+    Outputs are held against stock's first. Status 1 where a cell's differ, or nothing was measured.
+    """
+    from infera_compat.cli import bench as bench_command
+
+    with _told_plainly():
+        asked = bench_command.Asked(
+            kernels=tuple(kernel or ()),
+            only=only,
+            quick=quick,
+            json=json_file,
+            plot=plot,
+            resume=resume,
+            table=table,
+            table_file=table_file,
+            commit=commit,
+        )
+        status = bench_command.bench("experts", asked, rehearse, _console())
+    raise typer.Exit(status)
+
+
+@bench.command("show")
+def bench_show(records: Files) -> None:
+    """Print what records say: groups of cells, what is left to stock, the goals."""
+    from infera_compat.cli import bench as bench_command
+
+    with _told_plainly():
+        status = bench_command.show_records(records, _console())
+    raise typer.Exit(status)
+
+
+@bench.command("plot")
+def bench_plot(
+    records: Files,
+    plot: Annotated[Path, typer.Option("--plot", help="The picture, .png say.")],
+) -> None:
+    """Draw the rooflines of records; from the files alone, on any machine."""
+    from infera_compat.cli import bench as bench_command
+
+    with _told_plainly():
+        status = bench_command.plot_records(records, plot, _console())
+    raise typer.Exit(status)
+
+
+@bench.command("table")
+def bench_table(
+    measured: Annotated[Path, typer.Argument(help="The record of a bench.")],
+    kernel: Kernels = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where. Default: tables, beside each kernel's module.")
+    ] = None,
+) -> None:
+    """Write the tables of where a record's kernels are faster than stock."""
+    from infera_compat.cli import bench as bench_command
+
+    with _told_plainly():
+        status = bench_command.tables_of(measured, kernel or [], folder, _console())
     raise typer.Exit(status)
 
 

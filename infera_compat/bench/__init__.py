@@ -1,0 +1,1 @@
+"""Measures kernels beside stock vLLM: which cells, against which floor, and what came of it."""

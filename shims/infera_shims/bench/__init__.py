@@ -1,0 +1,1 @@
+"""What the benches run: objects of the installed stock vLLM, and a kernel through its adapter."""
