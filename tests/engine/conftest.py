@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ def start(
         compiled: bool,
         report: bool,
         dtype: str = "bfloat16",
+        arguments: Mapping[str, Any] | None = None,
         **environ: str,
     ) -> Run:
         lines: list[str] = []
@@ -96,7 +97,7 @@ def start(
                     "name": kind,
                     "path": str(models[kind]),
                     "prompts": [{"token_ids": prompt(seed, n)} for seed, n in PROMPTS],
-                    "engine": {"enforce_eager": not compiled, "dtype": dtype},
+                    "engine": {"enforce_eager": not compiled, "dtype": dtype, **(arguments or {})},
                 }
                 for kind in kinds
             ],
