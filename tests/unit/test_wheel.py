@@ -55,6 +55,28 @@ def test_it_holds_every_module_and_the_recorded_hashes(unpacked: Path) -> None:
     assert (unpacked / "infera_shims" / "recorded" / "files.json").is_file()
 
 
+def test_it_holds_what_verify_and_bench_found_on_gpus_and_nothing_else_that_was_measured(
+    unpacked: Path,
+) -> None:
+    results = ROOT / "matrix" / "results"
+    proofs = {file.name for kind in ("verify", "bench") for file in results.glob(f"{kind}-*.json")}
+    shipped = {path.name for path in (unpacked / "infera_compat/recorded/results").iterdir()}
+    assert shipped == {name for name in proofs if not name.endswith("-cpu.json")}
+    assert shipped
+
+
+def test_unpacked_it_finds_its_records_in_itself(unpacked: Path, tmp_path: Path) -> None:
+    ran = build(tmp_path / "site").run(
+        """
+        from infera_compat.kernels import records
+        folder = records.folder_of("infera_compat.kernels.attention.reference", ours=True)
+        answer(folder=str(folder))
+        """,
+        path=(unpacked,),
+    )
+    assert Path(ran.answer["folder"]) == unpacked / "infera_compat" / "recorded" / "results"
+
+
 def test_it_holds_two_packages_and_nothing_beside(unpacked: Path, info: Path) -> None:
     assert {path.name for path in unpacked.iterdir()} == {
         "infera_compat",
