@@ -182,6 +182,27 @@ def experts(
     raise typer.Exit(status)
 
 
+@tune.command("attention")
+def tune_attention(
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(help="heads,kv_heads,head_size; may be given again. Default: four."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Of the GPU's file. Default: beside the kernels.")
+    ] = None,
+) -> None:
+    """Time how infera_decode and infera_attention may cut steps on this GPU, and keep the best.
+
+    Starts no engine. It goes into the GPU's file, which the kernels read from the next start on.
+    """
+    from infera_compat.cli import tune_attention as tune_command
+
+    with _told_plainly():
+        status = tune_command.attention(layer or [], folder, _console())
+    raise typer.Exit(status)
+
+
 @bench.command("attention")
 def bench_attention(
     kernel: Kernels = None,

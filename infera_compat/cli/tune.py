@@ -44,7 +44,7 @@ def experts(
 
     Raises CompatError without a GPU, and for a layer or a bucket that is none.
     """
-    gpu, capability = _gpu()
+    name, capability = gpu()
     import torch
     import triton
 
@@ -67,24 +67,24 @@ def experts(
         )
         for each in ([sizes(text) for text in layers] or LAYERS)
     ]
-    file = configs.path(gpu, folder or configs.FOLDER)
-    known = configs.read(file, gpu) if file.is_file() else {}
-    with _progress(console) as progress:
+    file = configs.path(name, folder or configs.FOLDER)
+    known = configs.read(file, name) if file.is_file() else {}
+    with progress(console) as bar:
         todo = [(spec, *each) for spec in specs for each in tuning.everything(spec, chosen)]
-        task = progress.add_task("compiling", total=len(dict.fromkeys(todo)))
-        timing.compile_all(todo, os.cpu_count() or 1, lambda: progress.advance(task))
-        task = progress.add_task("timing", total=len(specs) * len(chosen))
+        task = bar.add_task("compiling", total=len(dict.fromkeys(todo)))
+        timing.compile_all(todo, os.cpu_count() or 1, lambda: bar.advance(task))
+        task = bar.add_task("timing", total=len(specs) * len(chosen))
         for spec in specs:
             layer = timing.Layer(spec, torch.device("cuda"))
             found: dict[int, tuple[Plan, float]] = {}
             for bucket in chosen:
                 calls = layer.calls(bucket)
                 found[bucket] = tuning.search(spec, bucket, timing.timer(calls, bucket))
-                progress.advance(task)
+                bar.advance(task)
             plans = known.setdefault(configs.layer(spec), {})
             plans.update({bucket: plan for bucket, (plan, _) in found.items()})
             # After each layer: what was found is not lost when the machine is.
-            configs.write(file, gpu, _measured(torch.__version__, triton.__version__), known)
+            configs.write(file, name, measured(torch.__version__, triton.__version__), known)
             console.print(_table(spec, found))
             del layer
             torch.cuda.empty_cache()
@@ -106,7 +106,7 @@ def sizes(text: str) -> Sizes:
     return experts_, top_k, hidden, intermediate
 
 
-def _gpu() -> tuple[str, tuple[int, int] | None]:
+def gpu() -> tuple[str, tuple[int, int] | None]:
     """The GPU's name and its compute capability, None where it is AMD's."""
     try:
         import torch
@@ -128,12 +128,14 @@ def _nothing_to_tune(found: str) -> CompatError:
     )
 
 
-def _measured(torch_version: str, triton_version: str) -> dict[str, str]:
+def measured(torch_version: str, triton_version: str) -> dict[str, str]:
+    """What a file says of how it was measured."""
     today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
     return {"torch": torch_version, "triton": triton_version, "date": today}
 
 
-def _progress(console: Console) -> Progress:
+def progress(console: Console) -> Progress:
+    """A bar for what is compiled, and for what is timed."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -67,7 +67,8 @@ class AttentionCall:
     """One layer, one step. T query tokens, B requests, as tensors on the layer's device.
 
     spec: the layer.
-    query: [T, heads, head_size], spec.dtype; the last axis contiguous, others by stride.
+    query: [T, heads, head_size], spec.dtype, by stride; as in the caches and `out`, the channels of
+        a head lie side by side, and where they are a multiple of 16 bytes each begins at one.
     key_cache, value_cache: [blocks, block_size, kv_heads, head_size], spec.kv_dtype; views of the
         cache itself by stride. Keys and values of this step's tokens are in them already.
     block_table: [B, max blocks], int32: blocks of each request in order; what lies beyond
@@ -76,7 +77,7 @@ class AttentionCall:
     query_start_loc: [B + 1], int32: where a request's query tokens begin; its last query token is
         the token at seq_len - 1. T may be larger than query_start_loc[B]: padding.
     max_query_len, max_seq_len: not less than any request's; under a CUDA graph, than any replay's.
-    scale: factor of query times key.
+    scale: factor of query times key, positive.
     out: [T, heads, head_size], spec.dtype, by stride. Rows of padding are left alone or written.
     sinks: [heads], of any floating type, where spec.sinks.
     alibi_slopes: [heads], float32, where spec.alibi.

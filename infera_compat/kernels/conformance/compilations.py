@@ -35,6 +35,12 @@ def watchable() -> bool:
     return _runtime() is not None
 
 
+def interpreted() -> bool:
+    """Whether Triton's functions are interpreted, on a CPU: nothing is compiled then."""
+    runtime = _runtime()
+    return runtime is not None and bool(runtime.interpret)
+
+
 def _runtime() -> Any:
     try:
         from triton import knobs

@@ -141,13 +141,21 @@ def _body(
         "python": platform.python_version(),
         "infera_compat": infera_compat.__version__,
         "commit": _commit(checkout),
-        "sources": {found.kernel.name: sources.digest(found.kernel)},
+        "sources": _sources(found.kernel),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seed": seed,
         "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],
         "refused": [{"case": case, "why": why} for case, why in refused.items()],
         "passed": PASS in statuses and FAIL not in statuses,
     }
+
+
+def _sources(kernel: Kernel[Any, Any, Any]) -> dict[str, str] | None:
+    """Whose sources ran; None where they can't be found: the record then speaks for none."""
+    try:
+        return {kernel.name: sources.digest(kernel)}
+    except CompatError:
+        return None
 
 
 def here() -> Checkout | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from infera_compat.kernels.experts.arithmetic import rounded
+from infera_compat.kernels.arithmetic import rounded
 from infera_compat.kernels.experts.dependents import await_previous
 from infera_compat.kernels.experts.routing import local_expert
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
-from infera_compat.kernels.conformance import buffers
+from infera_compat.kernels.conformance import buffers, compilations
 from infera_compat.kernels.conformance.cases import Case, compare, results
-from infera_compat.kernels.conformance.outcome import Trial, raised
+from infera_compat.kernels.conformance.checks.targets import HasTriton
+from infera_compat.kernels.conformance.outcome import NotRun, Trial, raised
 from infera_compat.kernels.conformance.subject import Subject
 
 REPEATS = 3
@@ -42,6 +43,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def threads(subject: Subject) -> Iterator[Trial]:
     """Two threads at once, each on a stream of its own: one object serves all layers."""
+    if isinstance(subject.kernel, HasTriton) and compilations.interpreted():
+        raise NotRun("Triton's interpreter serves one thread")
     others = subject.cases_of(subject.seed + 1)
     plans = [plan for plan in subject.cases.simple() if subject.takes(plan)]
     for mine, other in zip(subject.made(plans), subject.made(plans, others), strict=True):

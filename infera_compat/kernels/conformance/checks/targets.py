@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from infera_compat.kernels.conformance import compilations
 from infera_compat.kernels.conformance.outcome import NotRun, Trial, raised
 from infera_compat.kernels.conformance.subject import Subject
 
@@ -38,6 +39,8 @@ def targets(subject: Subject) -> Iterator[Trial]:
     kernel = subject.kernel
     if not isinstance(kernel, HasTriton):
         raise NotRun("the kernel has no Triton function")
+    if compilations.interpreted():
+        raise NotRun("Triton's interpreter compiles nothing")
     try:
         import triton
         from triton.backends.compiler import GPUTarget

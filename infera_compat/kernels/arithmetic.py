@@ -19,6 +19,14 @@ def add_product(sums, left, right):
 
 
 @triton.jit
+def product(left, right):
+    """left [m, k] times the transpose of right [n, k]: [m, n], float32."""
+    if INTERPRETED:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right.T)
+
+
+@triton.jit
 def rounded(values, KIND: tl.constexpr):
     """float32 to the nearest of KIND, ties to even."""
     if INTERPRETED and tl.bfloat16 == KIND:

@@ -1,0 +1,98 @@
+"""What our Triton kernels of attention are called with: the same for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import torch
+import triton
+
+from infera_compat.kernels.attention.contract import AttentionCall, AttentionSpec
+
+DTYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+"""Element types that they take, and pointers to them as Triton writes them."""
+POINTERS = {
+    **dict.fromkeys(("table", "seq_lens", "starts", "tickets"), "*i32"),
+    **dict.fromkeys(("slopes", "partial", "stats", "sinks"), "*fp32"),
+}
+FEATURES: Mapping[str, Any] = {"window": 128, "soft_cap": 30.0, "sinks": True, "alibi": True}
+LOOKED_AT = (1, 16, 256)
+"""Requests that a program looks at in one go, to find its own; larger batches take several."""
+FEWEST_CHANNELS = 16
+"""Of a tile: what a tensor core takes at least."""
+
+
+def power(number: int) -> int:
+    """The power of two at or above a number."""
+    return int(triton.next_power_of_2(number))
+
+
+def channels(spec: AttentionSpec) -> int:
+    """Channels of a tile: a power of two."""
+    return max(FEWEST_CHANNELS, power(spec.head_size))
+
+
+def looked_at(requests: int) -> int:
+    """Which of LOOKED_AT a step of so many requests has."""
+    return next((most for most in LOOKED_AT if requests <= most), LOOKED_AT[-1])
+
+
+def looked_at_within(requests: int) -> tuple[int, ...]:
+    """Which of them steps of up to so many requests have."""
+    return LOOKED_AT[: LOOKED_AT.index(looked_at(requests)) + 1]
+
+
+def constants(spec: AttentionSpec) -> dict[str, Any]:
+    """A layer's own, by the kernels' parameters. 0 is no window, and no soft cap."""
+    return {
+        "KV_HEADS": spec.kv_heads,
+        "GROUP": spec.heads // spec.kv_heads,
+        "SIZE": spec.head_size,
+        "SLOTS": spec.block_size,
+        "WINDOW": spec.window or 0,
+        "CAP": spec.soft_cap or 0.0,
+        "SINKS": spec.sinks,
+        "ALIBI": spec.alibi,
+        "CAUSAL": spec.causal,
+    }
+
+
+def tensors(call: AttentionCall, none: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors of a call, in the order of the parameters. none: stands for one that is not."""
+    return (
+        call.query,
+        call.key_cache,
+        call.value_cache,
+        call.block_table,
+        call.seq_lens,
+        call.query_start_loc,
+        call.out,
+        none if call.sinks is None else call.sinks,
+        none if call.alibi_slopes is None else call.alibi_slopes,
+    )
+
+
+def strides(call: AttentionCall) -> tuple[int, ...]:
+    """Their strides in elements, in that order; each row's channels lie side by side."""
+    return (
+        *call.query.stride()[:2],
+        *call.key_cache.stride()[:3],
+        *call.value_cache.stride()[:3],
+        call.block_table.stride(0),
+        *call.out.stride()[:2],
+    )
+
+
+def signature(function: Any, dtype: torch.dtype, constants: Mapping[str, Any]) -> dict[str, str]:
+    """The types of a kernel's parameters, for a compilation without a call."""
+    known = {"scale": "fp32", **dict.fromkeys(constants, "constexpr"), **POINTERS}
+    known |= dict.fromkeys(("q", "k", "v", "out"), DTYPES[dtype])
+    return {name: known.get(name, "i32") for name in function.arg_names}
+
+
+def examples() -> Iterator[AttentionSpec]:
+    """Layers to compile for without a GPU: each element type, plain and with every feature."""
+    for dtype, extra in product(DTYPES, ({}, FEATURES)):
+        yield AttentionSpec(32, 8, 128, dtype, dtype, block_size=16, **extra)

@@ -1,0 +1,156 @@
+"""How our Triton kernels of attention cut a step: found by a tuner on a GPU, else what fits one.
+
+What `infera-compat tune attention` found on a GPU lies in a JSON file of that GPU beside this
+module:
+
+    {"gpu": "NVIDIA H200",
+     "measured": {"torch": "2.11.0", "triton": "3.6.0", "date": "2026-11-02"},
+     "layers": [{"heads": 32, "kv_heads": 8, "head_size": 128,
+                 "decoding": {"1": {"block_n": 64, "warps": 4, ...}, "16": {...}, "256": {...}},
+                 "prefilling": {"block_m": 128, ...}}]}
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infera_compat.errors import CompatError
+from infera_compat.kernels.attention import arguments
+from infera_compat.kernels.attention.contract import AttentionSpec
+from infera_compat.kernels.table import slug
+
+FOLDER = Path(__file__).parent / "tuned"
+LAYER = ("heads", "kv_heads", "head_size")
+TUNED_QUERIES = 1
+"""Query tokens of a request that the tuner decodes; more of them fill larger tiles."""
+
+Layer = tuple[int, ...]
+"""A layer's sizes, in the order of LAYER."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How the keys of a step are dealt out.
+
+    block_n: keys of a tile. warps, stages: of a program. programs: on each multiprocessor.
+    merge: pieces of a head that one program adds up. least: tiles that a program takes at least.
+    """
+
+    block_n: int = 64
+    warps: int = 4
+    stages: int = 4
+    programs: int = 2
+    merge: int = 16
+    least: int = 1
+
+
+@dataclass(frozen=True)
+class Prefilling:
+    """How prompts are cut. block_m: rows of a tile of queries. block_n: keys of a tile."""
+
+    block_m: int = 128
+    block_n: int = 64
+    warps: int = 8
+    stages: int = 3
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a tuner found for a layer. decoding: by one of arguments.LOOKED_AT."""
+
+    decoding: Mapping[int, Decoding]
+    prefilling: Prefilling | None = None
+
+
+def layer(spec: AttentionSpec) -> Layer:
+    """The sizes that a layer's settings depend on."""
+    return tuple(int(getattr(spec, name)) for name in LAYER)
+
+
+def decoding(spec: AttentionSpec, queries: int, looked_at: int) -> Decoding:
+    """How steps of up to `queries` query tokens a request, and `looked_at` requests, are dealt."""
+    found = _found(spec)
+    if found is not None and queries == TUNED_QUERIES and looked_at in found.decoding:
+        return found.decoding[looked_at]
+    # A tile of keys and one of values, in each stage, have to fit into shared memory.
+    if arguments.channels(spec) > 128:
+        return Decoding(block_n=32, stages=3)
+    if queries * (spec.heads // spec.kv_heads) > 32:
+        return Decoding(stages=3, programs=1)
+    return Decoding()
+
+
+def prefilling(spec: AttentionSpec) -> Prefilling:
+    """How a layer's prompts are cut."""
+    found = _found(spec)
+    if found is not None and found.prefilling is not None:
+        return found.prefilling
+    if arguments.channels(spec) > 128:
+        return Prefilling(block_n=32)
+    if arguments.channels(spec) <= 64:
+        return Prefilling(block_n=128)
+    return Prefilling()
+
+
+def path(gpu: str, folder: Path = FOLDER) -> Path:
+    """The file of a GPU, whether there is one or not. gpu: the device's name."""
+    return folder / f"{slug(gpu)}.json"
+
+
+def read(file: Path, gpu: str) -> dict[Layer, Found]:
+    """What was found on a GPU, by layer; CompatError for a file that says something else."""
+    try:
+        body = json.loads(file.read_bytes())
+        if body["gpu"] != gpu:
+            raise ValueError(f"it is of {body['gpu']!r}")
+        return {
+            tuple(int(its[name]) for name in LAYER): Found(
+                {
+                    arguments.LOOKED_AT[arguments.LOOKED_AT.index(int(key))]: Decoding(**value)
+                    for key, value in its["decoding"].items()
+                },
+                None if its["prefilling"] is None else Prefilling(**its["prefilling"]),
+            )
+            for its in body["layers"]
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CompatError(
+            f"{file} has no settings for attention",
+            found=f"{type(error).__name__}: {error}"[:300],
+            expected=f"what `infera-compat tune attention` wrote on {gpu}",
+            do="Tune again, or take the file away.",
+        ) from error
+
+
+def write(file: Path, gpu: str, measured: Mapping[str, str], layers: Mapping[Layer, Found]) -> None:
+    """Write a file that `read` reads."""
+    body: dict[str, Any] = {"gpu": gpu, "measured": dict(measured), "layers": []}
+    for sizes, found in sorted(layers.items()):
+        body["layers"].append(
+            {
+                **dict(zip(LAYER, sizes, strict=True)),
+                "decoding": {str(at): asdict(its) for at, its in sorted(found.decoding.items())},
+                "prefilling": None if found.prefilling is None else asdict(found.prefilling),
+            }
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(body, indent=1) + "\n", "utf-8")
+
+
+@functools.cache
+def _tuned(gpu: str) -> Mapping[Layer, Found]:
+    file = path(gpu)
+    return read(file, gpu) if file.is_file() else {}
+
+
+def _found(spec: AttentionSpec) -> Found | None:
+    if spec.device != "cuda":
+        return None
+    return _tuned(torch.cuda.get_device_name()).get(layer(spec))
