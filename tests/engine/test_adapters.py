@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from infera_compat.errors import CompatError, Refused
 from infera_compat.kernels.attention.contract import AttentionSpec
 from infera_compat.kernels.attention.reference import ReferenceAttention
 from infera_compat.kernels.kernel import Reason
-from infera_compat.ledger import Ledger
+from infera_compat.kernels.table import Row, Table
+from infera_compat.ledger import Layer, Ledger
 from infera_compat.release import Release
+from infera_compat.settings import Settings
 from infera_shims.adapters import adapter, metadata
 from infera_shims.adapters.attention import AttentionAdapter
 from infera_shims.seams.kv_views.regimes import KV_HALVES
@@ -139,6 +142,58 @@ def test_a_model_that_is_built_later_starts_anew() -> None:
     assert list(ours.specs) == ["layers.1"]
     ours.begin("another")
     assert (ours.specs, ours.regimes, ours.rows, ours.config) == ({}, {}, {}, "another")
+
+
+@pytest.fixture
+def measured() -> AttentionAdapter:
+    """An adapter of a kernel that was chosen by a table of one cell, over FLASH_ATTN."""
+    row = Row((8,), (True,))
+    table = Table(
+        "reference_attention", "cpu", {}, "attention", {("FLASH_ATTN", 2, 1, 64, 16): row}
+    )
+    ours = AttentionAdapter(ReferenceAttention(), Ledger(), measured=table)
+    device = SimpleNamespace(device="cpu")
+    ours.begin(SimpleNamespace(device_config=device))
+    spec = AttentionSpec(2, 1, 64, torch.float32, torch.float32, device="cpu")
+    for name, block_size in {"none yet": None, "measured": 16, "another": 64}.items():
+        ours.admit(name, dataclasses.replace(spec, block_size=block_size))
+    ours.ledger.survey(
+        Layer("attention", name, "FLASH_ATTN", "layer", "reference_attention")
+        for name in ours.specs
+    )
+    return ours
+
+
+def test_an_automatic_choice_takes_no_layer_that_it_would_always_leave(
+    measured: AttentionAdapter,
+) -> None:
+    measured.check_measured("none yet", "FLASH_ATTN")
+    measured.check_measured("measured", "FLASH_ATTN")
+    for name, over in (("measured", "TRITON_ATTN"), ("another", "FLASH_ATTN")):
+        with pytest.raises(Refused, match=f"did not measure faster than {over} at its sizes"):
+            measured.check_measured(name, over)
+    measured.drop_unmeasured()
+    assert list(measured.specs) == ["none yet", "measured"]
+    assert "at its sizes" in str(measured.ledger.layers["attention", "another"].why_not)
+    measured.measured = None  # asked for by name: it takes what it can
+    measured.check_measured("measured", "TRITON_ATTN")
+
+
+def test_its_table_decides_each_step_over_the_stock_code_of_the_layer(
+    measured: AttentionAdapter,
+) -> None:
+    measured.choose(Settings(), "a distribution 1.0")
+    assert measured.table is measured.measured
+    assert [measured.prefers("measured", size) for size in (1, 8, 9)] == [True, True, False]
+    measured.rows.clear()
+    measured.ledger.layers["attention", "measured"].over = "TRITON_ATTN"
+    assert not measured.prefers("measured", 8)
+
+
+def test_a_worker_with_another_gpu_is_told(measured: AttentionAdapter) -> None:
+    measured.measured = dataclasses.replace(measured.table, gpu="NVIDIA H200", always=False)
+    with pytest.raises(CompatError, match="was chosen for another GPU"):
+        measured.choose(Settings(), "a distribution 1.0")
 
 
 def test_a_kernel_that_fails_before_anything_is_served_stops_the_start() -> None:

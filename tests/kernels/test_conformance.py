@@ -20,6 +20,7 @@ import torch
 from infera_compat.cli.app import app
 from infera_compat.errors import CompatError
 from infera_compat.kernels import ops
+from infera_compat.kernels import sources as kernel_sources
 from infera_compat.kernels.attention.contract import AttentionCall, AttentionKernel
 from infera_compat.kernels.attention.reference import ReferenceAttention
 from infera_compat.kernels.conformance import buffers, check, lines, outcome, record
@@ -966,6 +967,19 @@ def test_a_record_is_named_after_the_kernel_and_the_machine() -> None:
     assert name(None) == "verify-mine-cpu.json"
     assert name("NVIDIA H200") == "verify-mine-h200.json"
     assert name("AMD Instinct MI300X") == "verify-mine-instinct-mi300x.json"
+
+
+def test_a_record_says_which_sources_ran() -> None:
+    made = record.make(record.named(f"{__name__}:QUICK"), CPU, 0, ["graphs"])
+    assert made.body["sources"] == {"quick": kernel_sources.of(__name__)}
+
+
+def test_where_the_sources_cannot_be_found_the_record_speaks_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(type(QUICK), "__module__", "made_by_hand")
+    named = record.Named("by hand", QUICK, "(not installed)")
+    assert record.make(named, CPU, 0, ["graphs"]).body["sources"] is None
 
 
 def test_nothing_checked_is_no_pass() -> None:
