@@ -71,8 +71,18 @@ STAND_IN = """
                 return False
             output[:] = [100 + x for x in query]
             return True
+
+    class Experts(Adapter):
+        def takes(self, name, spec, experts, call):
+            return name in self.specs
+
+        def run(self, spec, call):
+            call["output"][:] = [100 + x for x in call["hidden_states"]]
+
+    def adapt(kernel, ledger):
+        return (Experts if kernel.op == "experts" else Adapter)(kernel, ledger)
     """
-FIRST = "import infera_shims, stand_in\ninfera_shims.adapt = stand_in.Adapter"
+FIRST = "import infera_shims, stand_in\ninfera_shims.adapt = stand_in.adapt"
 
 
 @pytest.fixture
@@ -304,6 +314,35 @@ def test_an_accident_in_warming_up_leaves_the_op_to_stock_whole(
     assert "one of dist_one 1.0, which was chosen automatically" in warning
     stopped = fake.run(FIRST + dedent(WARM), STAGE=stage, INFERA_STRICT="1")
     assert stopped.status != 0
+
+
+def test_experts_are_chosen_by_themselves(shipped: Callable[..., Fake]) -> None:
+    fake = shipped(("two", {"op": "experts"}))
+    ran = serve(fake, "attention", "modular-moe")
+    assert layers_of(ran) == [(False, None), (True, "two")]
+    assert "moe: two (auto) by modular_kernel" in ran.said("INFO")[0]
+    stock = serve(fake, "attention", "modular-moe", INFERA_MOE="off").answer["results"]
+    assert ran.answer["results"] != stock
+    for stage in ("decide", "reserve"):
+        failed = serve(fake, "attention", "modular-moe", STAGE=stage)
+        assert failed.answer["results"] == stock
+        assert len(failed.said("WARNING")) == 1
+    fake.edit("config/__init__.py", 'moe_backend: str = "auto"', 'moe_backend: str = "triton"')
+    told = serve(fake, "attention", "modular-moe")
+    assert told.answer["results"] == stock
+    assert "moe: stock (auto: vLLM was told its MoE backend, triton)" in told.said("INFO")[0]
+
+
+def test_a_dense_model_keeps_no_key_of_experts_that_were_eligible(
+    shipped: Callable[..., Fake],
+) -> None:
+    more = f"from vllm import envs\nassert {KEY!r} not in envs.environment_variables"
+    ran = serve(shipped(("two", {"op": "experts"})), "attention", more=more)
+    assert ran.answer["results"] == [STOCK]
+    assert (
+        "takes no layer of this model (there is none)"
+        in (ran.answer["report"]["ops"]["moe"]["why_not"])
+    )
 
 
 def test_of_two_kernels_the_layers_own_backend_says_which(shipped: Callable[..., Fake]) -> None:
