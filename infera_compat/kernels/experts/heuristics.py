@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 
 from infera_compat.kernels.experts.contract import ExpertsSpec
-from infera_compat.kernels.experts.limits import Limits
 from infera_compat.kernels.experts.plans import Few, Plan, Sorted, Tile
+from infera_compat.kernels.limits import Limits
 
 FEW = 32
 """The largest bucket that is run without sorting."""
@@ -26,7 +26,7 @@ def shared_bytes(tile: Tile, rows: int, weights: int) -> int:
 def fitting(tile: Tile, rows: int, weights: int, limits: Limits) -> Tile:
     """The tile, with fewer stages, then less depth, then fewer columns where memory is short."""
     tile = dataclasses.replace(tile, stages=min(tile.stages, limits.stages))
-    while shared_bytes(tile, rows, weights) > limits.shared:
+    while shared_bytes(tile, rows, weights) > limits.shared and tile.columns > 16:
         if tile.stages > 2:
             tile = dataclasses.replace(tile, stages=tile.stages - 1)
         elif tile.depth > 32:

@@ -13,9 +13,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from infera_compat.errors import CompatError
 from infera_compat.kernels.experts import align, combine, decode, gemm
 from infera_compat.kernels.experts.contract import ExpertsCall, ExpertsSpec
-from infera_compat.kernels.experts.limits import Limits
 from infera_compat.kernels.experts.plans import Few, Plan, Sorted, Tile
 from infera_compat.kernels.experts.scratch import Sorting, power_of_two
+from infera_compat.kernels.limits import Limits
 
 EIGHT = 8
 """Strides are handed over in units of eight elements, so that Triton knows them to be multiples."""

@@ -13,8 +13,9 @@ from typing import Any
 from infera_compat.kernels.experts import heuristics
 from infera_compat.kernels.experts.contract import ExpertsSpec
 from infera_compat.kernels.experts.heuristics import shared_bytes
-from infera_compat.kernels.experts.limits import Limits
 from infera_compat.kernels.experts.plans import BUCKETS, MOST_FEW, Few, Plan, Sorted, Tile
+from infera_compat.kernels.experts.scratch import power_of_two
+from infera_compat.kernels.limits import Limits
 
 Timer = Callable[[Plan], float]
 """Microseconds of a call by a plan; infinity where it can't be run."""
@@ -26,15 +27,11 @@ FEW_TILES: Sequence[Tile] = (
     Tile(16, 128, 4, 4),
     Tile(16, 256, 4, 4),
     Tile(16, 256, 2, 3),
-    Tile(32, 64, 4, 5),
     Tile(32, 128, 4, 4),
     Tile(32, 256, 4, 3),
     Tile(64, 64, 4, 5),
     Tile(64, 128, 4, 3),
-    Tile(64, 128, 8, 4),
-    Tile(8, 256, 4, 4),
     Tile(128, 64, 8, 4),
-    Tile(128, 128, 8, 3),
 )
 """For few tokens, both products."""
 
@@ -87,7 +84,8 @@ def tiles(rows: int) -> Sequence[Tile]:
 def rows_options(spec: ExpertsSpec, bucket: int) -> tuple[int, ...]:
     """Rows that are worth a try: what the heuristic says, and its neighbours."""
     said = heuristics.rows_for(spec, bucket)
-    return tuple(rows for rows in (said // 2, said, 2 * said) if 16 <= rows <= 256)
+    options = [rows for rows in (said, said // 2, 2 * said) if 16 <= rows <= 256]
+    return tuple(options[:2] if bucket <= MOST_FEW else options)
 
 
 def is_usable(tile: Tile, rows: int, size: int, weights: int, limits: Limits) -> bool:
@@ -97,7 +95,7 @@ def is_usable(tile: Tile, rows: int, size: int, weights: int, limits: Limits) ->
     if tile.per_sm:
         result = rows * tile.columns * heuristics.BYTES
         fits = fits and shared_bytes(tile, rows, weights) + result <= limits.shared // tile.per_sm
-    return fits and tile.stages <= limits.stages and tile.columns < 2 * max(size, 8)
+    return fits and tile.stages <= limits.stages and tile.columns <= max(128, power_of_two(size))
 
 
 MARGIN = 64

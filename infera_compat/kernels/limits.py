@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from infera_compat.kernels.experts.contract import ExpertsSpec
+from typing import Protocol
 
 KIB = 1024
 SHARED: Mapping[tuple[int, int], int] = {
@@ -28,6 +27,14 @@ AMD = 64 * KIB
 HOPPER = (9, 0)
 
 
+class OnDevice(Protocol):
+    """A spec of any op."""
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """(major, minor) of an NVIDIA GPU, else None."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """shared: bytes that a program may use. stages: num_stages at most. tma: whether there are
@@ -39,7 +46,7 @@ class Limits:
     early: bool
 
     @classmethod
-    def of(cls, spec: ExpertsSpec) -> Limits:
+    def of(cls, spec: OnDevice) -> Limits:
         """Of a layer's device; a capability of None is AMD's (or the interpreter's)."""
         if spec.capability is None:
             return cls(AMD, 2, False, False)

@@ -1,0 +1,148 @@
+"""infera_experts compiled for GPUs that are not here: what its tiles cost, and what they use."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from infera_compat.kernels.conformance.checks.targets import TARGETS
+from infera_compat.kernels.experts import heuristics, sources, tuning
+from infera_compat.kernels.experts.contract import ExpertsSpec
+from infera_compat.kernels.experts.heuristics import shared_bytes
+from infera_compat.kernels.experts.infera import KERNEL, interpreted
+from infera_compat.kernels.experts.plans import Few, Plan, Sorted
+from infera_compat.kernels.limits import Limits
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="compiles: needs TRITON_INTERPRET unset")
+
+HERE = Path(__file__).parent
+UNALIGNED = ("ids", "expert_map", "weights")
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+LAYER = ExpertsSpec(128, 128, 2048, 768, 8, torch.bfloat16, capability=(9, 0))
+
+
+def test_in_the_interpreter() -> None:
+    """The results, in a process whose Triton interprets from the start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_infera_experts.py"],
+        cwd=HERE,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
+def compiled(source: sources.Source, target: str, **options: Any) -> Any:
+    """As at run time: pointers are aligned, but for those that are not specialised on it."""
+    function, signature, constants = source
+    aligned = {
+        (at,): [["tt.divisibility", 16]]
+        for at, name in enumerate(function.arg_names)
+        if signature[name].startswith("*") and name not in UNALIGNED
+    }
+    made = ASTSource(function, signature, constants, aligned)
+    return triton.compile(made, target=GPUTarget(*TARGETS[target]), options=options)
+
+
+def resources(kernel: Any, folder: Path) -> dict[str, int]:
+    """Registers a thread, and bytes of stack and local memory, as ptxas gave them."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(kernel.asm["cubin"])
+    told = subprocess.run(
+        [TOOLS / "cuobjdump", "--dump-resource-usage", file], capture_output=True, text=True
+    ).stdout
+    return {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+
+
+def products(plan: Plan, bucket: int, early: bool = True) -> list[tuple[sources.Source, Any, int]]:
+    """The two products of a plan, with their tiles and how many tiles of weights each reads."""
+    found = []
+    for source in sources.of_plan(LAYER, bucket, plan, tma=True, early=early):
+        name = source[0].__name__
+        if name.startswith("gate_up"):
+            found.append((source, plan.gate_up, 2))
+        elif name.startswith("down"):
+            found.append((source, plan.down, 1))
+    return found
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_compiles_for(target: str) -> None:
+    seen = set()
+    for source in KERNEL.compiles_for():
+        compiled(source, target)
+        seen.add(source[0].__name__)
+    assert seen == {"gate_up_few", "down_few", "count", "place", "gate_up", "down", "combine"}
+
+
+@pytest.mark.parametrize("bucket", [1, 16, 64, 512, 16384])
+def test_what_the_heuristic_chooses_spills_nothing(bucket: int, tmp_path: Path) -> None:
+    limits, plan = Limits.of(LAYER), heuristics.plan(LAYER, bucket)
+    rows = plan.rows if isinstance(plan, Sorted) else max(16, bucket)
+    for source, tile, weights in products(plan, bucket):
+        kernel = compiled(source, "sm_90", num_warps=tile.warps, num_stages=tile.stages)
+        found = resources(kernel, tmp_path)
+        assert found["STACK"] == found["LOCAL"] == 0, (source[0].__name__, tile, found)
+        assert kernel.metadata.shared <= limits.shared
+        assert kernel.metadata.shared <= shared_bytes(tile, rows, weights) + 64 * tile.stages
+
+
+@pytest.mark.parametrize("rows", sorted(tuning.SORTED_TILES))
+def test_candidates_spill_nothing(rows: int, tmp_path: Path) -> None:
+    limits = Limits.of(LAYER)
+    start = heuristics.sorted_by_expert(LAYER, rows, limits)
+    count = 0
+    for product in ("gate_up", "down"):
+        for plan in tuning.candidates(LAYER, 16384 if rows > 16 else 64, product):
+            if not isinstance(plan, Sorted) or plan.rows != start.rows:
+                continue
+            source, tile, _ = products(plan, 16384)[product == "down"]
+            kernel = compiled(source, "sm_90", num_warps=tile.warps, num_stages=tile.stages)
+            found = resources(kernel, tmp_path)
+            assert found["STACK"] == found["LOCAL"] == 0, (product, tile, found)
+            assert kernel.metadata.shared <= limits.shared, (product, tile)
+            count += 1
+    assert count or rows not in tuning.rows_options(LAYER, 16384)
+
+
+def test_on_hopper_it_is_tma_wgmma_and_overlapping_launches() -> None:
+    plan = heuristics.plan(LAYER, 16384)
+    for source, tile, _ in products(plan, 16384):
+        text = compiled(source, "sm_90", num_warps=tile.warps, num_stages=tile.stages).asm["ptx"]
+        assert "wgmma.mma_async" in text
+        assert "cp.async.bulk.tensor" in text
+        assert "griddepcontrol.wait" in text
+        # A product of the next step is begun before this one's has ended.
+        waits = [int(left) for left in re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+)", text)]
+        assert max(waits) > 0
+
+
+def test_launches_that_do_not_overlap_say_nothing_of_it() -> None:
+    for bucket in (1, 16384):
+        for source in sources.of_plan(LAYER, bucket, heuristics.plan(LAYER, bucket)):
+            assert "griddepcontrol" not in compiled(source, "sm_90").asm["ptx"]
+
+
+def test_a_plan_without_a_merge_sums_in_a_launch_of_its_own() -> None:
+    plan = heuristics.plan(LAYER, 1)
+    assert isinstance(plan, Few)
+    for merge in (True, False):
+        its = sources.of_plan(LAYER, 1, Few(plan.gate_up, plan.down, merge))
+        names = [source[0].__name__ for source in its]
+        assert names == ["gate_up_few", "down_few"] + ["combine"] * (not merge)
