@@ -77,6 +77,10 @@ GOALS: tuple[Goal, ...] = (
         )
     ),
     *(
+        Goal(record.ENGINE, "infera_experts", f"{load}, tokens a second", wanted, {"load": load})
+        for load, wanted in (("prefill-heavy", 1.15), ("decode-heavy", 1.03))
+    ),
+    *(
         Goal(record.EXPERTS, "infera_experts", what, wanted, {"mode": GRAPH}, *sizes)
         for what, wanted, sizes in (
             ("M from 512", 1.5, (512, None)),
@@ -90,19 +94,25 @@ NO_SLOWER = 1.0
 def scores(kind: str, cells: Sequence[Cell]) -> Iterator[Score]:
     """Each goal of a kind that its kernel has cells for, and each kernel's worst cell."""
     there = record.kernels(cells)
+    by = of_engines if kind == record.ENGINE else ratio
     for goal in GOALS:
         if goal.kind == kind and goal.kernel in there:
             meant = [cell for cell in cells if goal.means(cell)]
             what = f"{goal.kernel}: {goal.what}"
-            yield Score(what, goal.ratio, geomean(map(ratio, meant)), len(meant))
+            yield Score(what, goal.ratio, geomean(map(by, meant)), len(meant))
     for kernel in there:
-        chosen = [cell for cell in cells if cell["kernel"] == kernel and cell["chosen"]]
-        worst = min(chosen, key=ratio, default=None)
+        chosen = [c for c in cells if c["kernel"] == kernel and c.get("chosen", True)]
+        worst = min(chosen, key=by, default=None)
         what = f"{kernel}: the worst cell where it is chosen"
         if worst is None:
             yield Score(f"{what} (nowhere)", NO_SLOWER, None, 0)
         else:
-            yield Score(f"{what}, {worst['name']}", NO_SLOWER, ratio(worst), len(chosen))
+            yield Score(f"{what}, {worst['name']}", NO_SLOWER, by(worst), len(chosen))
+
+
+def of_engines(cell: Cell) -> float:
+    """Tokens a second of the engine with the kernel, by stock's."""
+    return float(cell["ours"]["tok_s"] / cell["stock"]["tok_s"])
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,58 @@ def bench_experts(
     raise typer.Exit(status)
 
 
+@bench.command("engine")
+def bench_engine(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="llama-3-8b, qwen3-30b-a3b (the default: both) or smollm2-135m."),
+    ] = None,
+    kernel: Kernels = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="The stock backend under the kernel. Default: all.")
+    ] = None,
+    only: Only = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers of the models with random weights.")
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option(help="Where the random weights are written, and found again.")
+    ] = Path(".cache/bench"),
+    smollm2: Annotated[
+        Path | None, typer.Option(help="SmolLM2's folder (infera_shims.engines.smollm2).")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of each load.")] = 3,
+    json_file: JsonFile = None,
+    resume: Resume = False,
+    table_file: TableFile = None,
+    commit: Commit = None,
+    rehearse: Rehearse = False,
+) -> None:
+    """Whole engines: stock and one with a kernel, on one GPU, which generate in turns.
+
+    Two starts a pair, of a minute or two. Status 1 where no load came out.
+    """
+    from infera_compat.cli import bench as bench_command
+
+    with _told_plainly():
+        asked = bench_command.AskedEngines(
+            models=tuple(model or ()),
+            kernels=tuple(kernel or ()),
+            baselines=tuple(baseline or ()),
+            only=only,
+            layers=layers,
+            folder=folder,
+            smollm2=smollm2,
+            rounds=rounds,
+            json=json_file,
+            resume=resume,
+            table_file=table_file,
+            commit=commit,
+        )
+        status = bench_command.bench_engines(asked, rehearse, _console())
+    raise typer.Exit(status)
+
+
 @bench.command("show")
 def bench_show(records: Files) -> None:
     """Print what records say: groups of cells, what is left to stock, the goals."""

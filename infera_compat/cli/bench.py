@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -19,12 +19,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from infera_compat.bench import cells, goals, plot, rates, record, tables
+from infera_compat.bench import cells, engines, goals, plot, rates, record, tables
 from infera_compat.bench import run as runs
-from infera_compat.bench.record import ATTENTION, EXPERTS, Record
+from infera_compat.bench.record import ATTENTION, ENGINE, EXPERTS, Record
 from infera_compat.bench.run import Done, Subject
 from infera_compat.errors import CompatError
 from infera_compat.kernels import sources
+from infera_compat.kernels.kernel import ATTENTION as OP_ATTENTION
+from infera_compat.kernels.kernel import EXPERTS as OP_EXPERTS
+from infera_compat.kernels.kernel import OPS
 from infera_compat.kernels.records import SOURCES
 from infera_compat.kernels.table import Table as Preferences
 from infera_compat.release import installed
@@ -42,6 +45,10 @@ STOCK: Mapping[str, str] = {
 }
 """By kind: the module that has stock vLLM's side. By name, since it imports vLLM."""
 
+STOCK_CODE: Mapping[str, str] = {OP_EXPERTS: runs.STOCK_EXPERTS, OP_ATTENTION: "vLLM's own choice"}
+"""By a kernel's op: what it is over where no backend is told."""
+GRAPHS = "graphs"
+"""vLLM's own default: torch.compile and CUDA graphs."""
 NO_GPU = "bench times kernels on a GPU, and torch finds none"
 
 
@@ -105,6 +112,118 @@ def bench(kind: str, asked: Asked, rehearse: bool, console: Console) -> int:
     if asked.table:
         write_tables(kept.body, (), None, console)
     return 1 if failed or not kept.cells else 0
+
+
+@dataclass(frozen=True)
+class AskedEngines:
+    """What a bench of engines is asked for.
+
+    models: names of engines.MODELS; none: the first two. layers: of a random model; None: its own.
+    folder: where weights are written, and found again. smollm2: of the real weights.
+    """
+
+    models: tuple[str, ...]
+    kernels: tuple[str, ...]
+    baselines: tuple[str, ...]
+    only: str | None
+    layers: int | None
+    folder: Path
+    smollm2: Path | None
+    rounds: int
+    json: Path | None
+    resume: bool
+    table_file: Path | None
+    commit: str | None
+
+
+def bench_engines(asked: AskedEngines, rehearse: bool, console: Console) -> int:
+    """Whole engines, stock and with a kernel, in turns; 0 where all loads came out, else 1."""
+    torch = _torch()
+    if installed() is None or not (rehearse or torch.cuda.is_available()):
+        raise CompatError(
+            NO_GPU,
+            found="no GPU that torch can use" if installed() else "no package vllm",
+            expected="one, in vLLM's environment",
+            do="Run it there; --rehearse runs a tiny model on this CPU and writes nothing.",
+        )
+    known = engines.TINY if rehearse else engines.MODELS
+    jobs = list(_jobs(asked, known))
+    named = importlib.import_module("infera_compat.kernels.conformance.record").named
+    found = {kernel: named(kernel).kernel for _, kernel, _ in jobs}
+    kept = Record({"cells": [], "refused": []}, None)
+    if not rehearse:
+        told = told_of_here(asked.commit, list(found.values()))
+        where = asked.json or default_file(ENGINE, told)
+        kept = Record.begin(ENGINE, told, {"date": told["date"]}, where, asked.resume)
+    count = 0
+    for model, kernel, backend in jobs:
+        over = backend or STOCK_CODE[found[kernel].op]
+        done = [x["name"] for x in kept.cells if (x["kernel"], x["baseline"]) == (kernel, over)]
+        if all(engines.name(model, load) in done for load in model.loads):
+            continue
+        console.print(f"{model.name}: {kernel} over {over}")
+        folder = engines.written(model, asked.folder, asked.smollm2)
+        pair = engines.sides(kernel, backend, OPS[found[kernel].op], asked.table_file)
+        with tempfile.TemporaryDirectory(prefix="infera-engines-") as own:
+            both = {
+                side.name: engines.Engine(
+                    side, model, folder, rehearse, engines.own_folder(Path(own), side)
+                )
+                for side in pair
+            }
+            try:
+                for cell in engines.pair(model, backend, both, done, asked.rounds):
+                    count += 1
+                    told_of = {"kernel": kernel, "baseline": over, "mode": GRAPHS, **cell}
+                    if not rehearse:
+                        kept.add(told_of)
+                    console.print(Text(_engine_line(told_of, rehearse)), soft_wrap=True)
+            finally:
+                for engine in both.values():
+                    engine.close()
+    if rehearse:
+        console.print(f"Rehearsed {count} loads on a CPU; nothing was timed.")
+        return 0 if count else 1
+    show(kept.body, console)
+    console.print(Text(f"Record: {kept.file}", style="dim"), soft_wrap=True)
+    return 0 if kept.cells else 1
+
+
+def _jobs(
+    asked: AskedEngines, known: Mapping[str, engines.Model]
+) -> Iterator[tuple[engines.Model, str, str | None]]:
+    """The models with their loads, each with a kernel and the backend that it is bound over."""
+    for name in asked.models or tuple(known)[:2]:
+        if name not in known:
+            raise CompatError(
+                f"there is no model {name}",
+                found=name,
+                expected=f"one of {', '.join(known)}",
+                do="Name another --model.",
+            )
+        model = known[name]
+        loads = tuple(
+            load
+            for load in model.loads
+            if asked.only is None or asked.only in engines.name(model, load)
+        )
+        layers = asked.layers if asked.layers and model.kind else model.layers
+        model = replace(model, loads=loads, layers=layers)
+        for kernel, backend in model.pairs:
+            kernels = asked.kernels or (kernel,)
+            if kernel in kernels and (not asked.baselines or backend in asked.baselines):
+                yield model, kernel, backend
+
+
+def _engine_line(cell: Mapping[str, Any], rehearsed: bool) -> str:
+    same = f"{cell['same_text']} of {cell['prompts']} texts the same"
+    if rehearsed:
+        return f"{cell['name']}: {same}, layers bound {cell['bound_layers'][-1]['layers']}"
+    stock, ours = cell["stock"], cell["ours"]
+    return (
+        f"{cell['name']}: stock {stock['tok_s']:.0f} tok/s, ours {ours['tok_s']:.0f}, "
+        f"{goals.of_engines(cell):.3f}×; {same}"
+    )
 
 
 def plot_records(files: Sequence[Path], where: Path, console: Console) -> int:
