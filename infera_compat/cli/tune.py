@@ -146,7 +146,7 @@ def progress(console: Console) -> Progress:
 
 
 def _table(spec: ExpertsSpec, found: dict[int, tuple[Plan, float]]) -> Table:
-    from infera_compat.kernels.experts.plans import Few
+    from infera_compat.kernels.experts.plans import Few, Sorted
 
     shape = f"{spec.experts} experts, top {spec.top_k}, {spec.hidden} by {spec.intermediate}"
     table = Table(title=shape, box=box.SIMPLE_HEAD, pad_edge=False)
@@ -155,7 +155,8 @@ def _table(spec: ExpertsSpec, found: dict[int, tuple[Plan, float]]) -> Table:
     for name in ("rows", "gate_up", "down"):
         table.add_column(name)
     for bucket, (plan, time) in found.items():
-        how = ("few, merged" if plan.merge else "few") if isinstance(plan, Few) else str(plan.rows)
+        how = str(plan.rows) if isinstance(plan, Sorted) else "few" + ", merged" * plan.merge
+        how += f", {plan.lines} lines" if isinstance(plan, Few) and plan.lines else ""
         tiles = (
             f"{it.columns}x{it.depth} {it.warps}w {it.stages}s"
             + (f" group {it.group}" if it.group != GROUP else "")

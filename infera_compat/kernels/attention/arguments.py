@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from itertools import product
+from operator import or_
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ POINTERS = {
 FEATURES: Mapping[str, Any] = {"window": 128, "soft_cap": 30.0, "sinks": True, "alibi": True}
 LOOKED_AT = (1, 16, 256)
 """Requests that a program looks at in one go, to find its own; larger batches take several."""
+ROW = 8
+"""Elements of 16 bytes: what rows are multiples of."""
 FEWEST_CHANNELS = 16
 """Of a tile: what a tensor core takes at least."""
 
@@ -75,14 +79,22 @@ def tensors(call: AttentionCall, none: torch.Tensor) -> tuple[torch.Tensor, ...]
 
 
 def strides(call: AttentionCall) -> tuple[int, ...]:
-    """Their strides in elements, in that order; each row's channels lie side by side."""
-    return (
+    """Their strides in elements, in that order; each row's channels lie side by side.
+
+    ValueError: rows that do not begin at multiples of 16 bytes, which the contract promises and
+    the kernels rely on.
+    """
+    found = (
         *call.query.stride()[:2],
         *call.key_cache.stride()[:3],
         *call.value_cache.stride()[:3],
         call.block_table.stride(0),
         *call.out.stride()[:2],
     )
+    *rows, _, first, second = found
+    if functools.reduce(or_, rows, first | second) % ROW:
+        raise ValueError(f"rows by strides of {found} elements, expected multiples of {ROW}")
+    return found
 
 
 def signature(function: Any, dtype: torch.dtype, constants: Mapping[str, Any]) -> dict[str, str]:

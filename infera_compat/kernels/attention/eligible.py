@@ -7,13 +7,11 @@ import functools
 import torch
 
 from infera_compat.kernels.arithmetic import INTERPRETED
-from infera_compat.kernels.attention.arguments import DTYPES
+from infera_compat.kernels.attention.arguments import DTYPES, ROW
 from infera_compat.kernels.attention.contract import AttentionSpec
 from infera_compat.kernels.kernel import Reason
 
 MOST_CHANNELS = 256
-ROW_CHANNELS = 8
-"""A head is a multiple of so many channels: 16 bytes, the widest load."""
 OLDEST = (8, 0)
 """The first NVIDIA GPU that multiplies bfloat16 matrices."""
 INTERPRETED_PROCESSORS = 4
@@ -33,10 +31,10 @@ def refusal(spec: AttentionSpec) -> Reason | None:
             f"{spec.dtype} over a cache of {spec.kv_dtype}",
             "bfloat16 or float16, the same for both",
         )
-    if spec.head_size % ROW_CHANNELS or spec.head_size > MOST_CHANNELS:
+    if spec.head_size % ROW or spec.head_size > MOST_CHANNELS:
         return Reason(
             f"heads of {spec.head_size} channels",
-            f"a multiple of {ROW_CHANNELS}, {MOST_CHANNELS} at most",
+            f"a multiple of {ROW}, {MOST_CHANNELS} at most",
         )
     if spec.heads % spec.kv_heads:
         return Reason(

@@ -27,8 +27,8 @@ QUERIES = (1, 8)
 """Query tokens of a request that a variant is compiled for, at most."""
 MOST_ROWS, FEWEST_ROWS = 64, 16
 """Rows of a tile of queries: what registers hold, and what a tensor core takes at least."""
-MERGED_ELEMENTS, MERGED_PIECES = 8192, 16
-"""What a program adds up at once, at most: 64 registers of each of 128 threads."""
+MERGED_ELEMENTS, MERGED_PIECES = 4096, 16
+"""What a program adds up at once, at most: 32 registers of each of 128 threads."""
 FLOAT_BYTES = 4
 PIECES = 2
 """Of heads that a program may have to share with others: its first and its last."""

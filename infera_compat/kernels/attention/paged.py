@@ -47,9 +47,9 @@ def key_tiles(
 
 
 @triton.jit
-def blocks(table, position, length, SLOTS: tl.constexpr):
-    """The blocks of tokens at these positions of a request, int32; 0 at `length` and after it."""
-    return tl.load(table + position // SLOTS, position < length, 0)
+def blocks(table, position, seen, SLOTS: tl.constexpr):
+    """The blocks of tokens at these positions of a request, int32; 0 for those that none sees."""
+    return tl.load(table + position // SLOTS, seen, 0)
 
 
 @triton.jit

@@ -43,7 +43,7 @@ def query_tiles(requests, starts, at, FEWEST: tl.constexpr, TOKENS: tl.constexpr
 
 @triton.jit
 def over_keys(
-    acc, most, total, query, keys, values, table, at, slope, length, scale, begin, end,
+    acc, most, total, query, keys, values, table, at, slope, oldest, length, scale, begin, end,
     kb, ks, vb, vs,
     SIZE: tl.constexpr, SLOTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
@@ -52,13 +52,15 @@ def over_keys(
     """Go through the tiles of keys [begin, end). Without MASKED each is seen by every query."""
     channel = tl.arange(0, BLOCK_D)
     position = begin * BLOCK_N + tl.arange(0, BLOCK_N)
-    next_block = blocks(table, position, length, SLOTS)
+    seen = (position >= oldest) & (position < length)
+    next_block = blocks(table, position, seen, SLOTS)
     for _ in range(begin, end):
         # A tile's blocks are looked up a tile earlier, so that they are not waited for.
-        block, slot, inside = next_block.to(tl.int64), position % SLOTS, position < length
-        next_block = blocks(table, position + BLOCK_N, length, SLOTS)
+        block, slot, inside = next_block.to(tl.int64), position % SLOTS, seen
+        seen = position + BLOCK_N < length
+        next_block = blocks(table, position + BLOCK_N, seen, SLOTS)
         to_key, to_value = (block * kb + slot * ks)[:, None], (block * vb + slot * vs)[:, None]
-        if MASKED or SIZE < BLOCK_D:
+        if MASKED or WINDOW > 0 or SIZE < BLOCK_D:
             some = inside[:, None] & (channel < SIZE)[None, :]
             key = tl.load(keys + to_key, some, 0.0)
             value = tl.load(values + to_value, some, 0.0)
@@ -138,9 +140,10 @@ def prefill(
             slope = tl.load(slopes + query_head, valid, 0.0)[:, None]
         earliest = length - queries + token
         latest = tl.minimum(earliest + TOKENS, length) - 1
-        first = 0
+        oldest = 0  # what a window left behind may be anything
         if WINDOW > 0:
-            first = tl.maximum(earliest - WINDOW + 1, 0) // BLOCK_N
+            oldest = tl.maximum(earliest - WINDOW + 1, 0)
+        first = oldest // BLOCK_N
         if CAUSAL:
             clear, behind = (earliest + 1) // BLOCK_N, latest // BLOCK_N + 1
         else:
@@ -152,13 +155,13 @@ def prefill(
         keys, values = k + head * kh + channel[None, :], v + head * vh + channel[None, :]
         own_table = table + request.to(tl.int64) * tb
         acc, most, total = over_keys(
-            acc, most, total, query, keys, values, own_table, at, slope, length, scale,
-            first, clear, kb, ks, vb, vs,
+            acc, most, total, query, keys, values, own_table, at, slope, oldest, length,
+            scale, first, clear, kb, ks, vb, vs,
             SIZE, SLOTS, BLOCK_N, BLOCK_D, False, WINDOW, CAP, ALIBI, CAUSAL,
         )  # fmt: skip
         acc, most, total = over_keys(
-            acc, most, total, query, keys, values, own_table, at, slope, length, scale,
-            clear, behind, kb, ks, vb, vs,
+            acc, most, total, query, keys, values, own_table, at, slope, oldest, length,
+            scale, clear, behind, kb, ks, vb, vs,
             SIZE, SLOTS, BLOCK_N, BLOCK_D, True, WINDOW, CAP, ALIBI, CAUSAL,
         )  # fmt: skip
         if SINKS:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,13 @@ import torch
 from infera_compat.errors import CompatError
 from infera_compat.kernels.attention import arguments
 from infera_compat.kernels.attention.contract import AttentionSpec
+from infera_compat.kernels.limits import Limits
 from infera_compat.kernels.table import slug
 
 FOLDER = Path(__file__).parent / "tuned"
 LAYER = ("heads", "kv_heads", "head_size")
+HALF = 2
+"""Bytes of an element."""
 TUNED_QUERIES = 1
 """Query tokens of a request that the tuner decodes; more of them fill larger tiles."""
 
@@ -79,12 +82,19 @@ def decoding(spec: AttentionSpec, queries: int, looked_at: int) -> Decoding:
     found = _found(spec)
     if found is not None and queries == TUNED_QUERIES and looked_at in found.decoding:
         return found.decoding[looked_at]
-    # A tile of keys and one of values, in each stage, have to fit into shared memory.
-    if arguments.channels(spec) > 128:
-        return Decoding(block_n=32, stages=3)
-    if queries * (spec.heads // spec.kv_heads) > 32:
-        return Decoding(stages=3, programs=1)
-    return Decoding()
+    limits, channels = Limits.of(spec), arguments.channels(spec)
+    rows = queries * (spec.heads // spec.kv_heads)
+    two = (
+        Decoding(),
+        Decoding(stages=3),
+        Decoding(block_n=32, stages=3),
+        Decoding(block_n=32, stages=2),
+    )
+    options = [*two, *(replace(it, programs=1) for it in two)]
+    return next(
+        (it for it in options if _fits(decoding_bytes(it, rows, channels), it, limits)),
+        options[-1],
+    )
 
 
 def prefilling(spec: AttentionSpec) -> Prefilling:
@@ -92,11 +102,34 @@ def prefilling(spec: AttentionSpec) -> Prefilling:
     found = _found(spec)
     if found is not None and found.prefilling is not None:
         return found.prefilling
-    if arguments.channels(spec) > 128:
-        return Prefilling(block_n=32)
-    if arguments.channels(spec) <= 64:
-        return Prefilling(block_n=128)
-    return Prefilling()
+    limits, channels = Limits.of(spec), arguments.channels(spec)
+    wide, deep = Prefilling(block_n=128), Prefilling()
+    narrow = Prefilling(block_n=32)
+    options = (wide, deep, narrow) if channels <= 64 else (deep, narrow)
+    options = (*options, Prefilling(64, 32, 4, 3), Prefilling(64, 32, 4, 2))
+    return next(
+        (it for it in options if _fits(prefilling_bytes(it, channels), it, limits)), options[-1]
+    )
+
+
+def decoding_bytes(settings: Decoding, rows: int, channels: int) -> int:
+    """Shared memory of all programs of a multiprocessor, as Triton 3.6 takes it for sm_90.
+
+    A tile of keys and one of values in each stage but the last, the queries, and the weights.
+    """
+    pairs = (settings.stages - 1) * 2 * settings.block_n * channels
+    rest = rows * (channels + settings.block_n)
+    return settings.programs * HALF * (pairs + rest)
+
+
+def prefilling_bytes(settings: Prefilling, channels: int) -> int:
+    """The same of a program of prefill, whose products read the last stage in shared memory too."""
+    pairs = settings.stages * 2 * settings.block_n * channels
+    return HALF * (pairs + settings.block_m * channels)
+
+
+def _fits(bytes_: int, settings: Decoding | Prefilling, limits: Limits) -> bool:
+    return bytes_ <= limits.shared and settings.stages <= limits.stages
 
 
 def path(gpu: str, folder: Path = FOLDER) -> Path:

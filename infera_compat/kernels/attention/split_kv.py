@@ -215,11 +215,16 @@ def split_kv(
         keys, values = k + head * kh + channel[None, :], v + head * vh + channel[None, :]
         own_table = table + request.to(tl.int64) * tb
         position = (first + begins) * BLOCK_N + tl.arange(0, BLOCK_N)
-        next_block = blocks(own_table, position, length, SLOTS)
+        oldest = 0  # what a window left behind may be anything
+        if WINDOW > 0:
+            oldest = tl.maximum(length - queries - WINDOW + 1, 0)
+        seen = (position >= oldest) & (position < length)
+        next_block = blocks(own_table, position, seen, SLOTS)
         for _ in range(begins, ends_at):
             # A tile's blocks are looked up a tile earlier, so that they are not waited for.
-            block, slot, inside = next_block.to(tl.int64), position % SLOTS, position < length
-            next_block = blocks(own_table, position + BLOCK_N, length, SLOTS)
+            block, slot, inside = next_block.to(tl.int64), position % SLOTS, seen
+            seen = position + BLOCK_N < length
+            next_block = blocks(own_table, position + BLOCK_N, seen, SLOTS)
             some = inside[:, None] & used[None, :]
             key = tl.load(keys + (block * kb + slot * ks)[:, None], some, 0.0)
             value = tl.load(values + (block * vb + slot * vs)[:, None], some, 0.0)

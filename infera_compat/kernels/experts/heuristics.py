@@ -10,6 +10,7 @@ import dataclasses
 
 from infera_compat.kernels.experts.contract import ExpertsSpec
 from infera_compat.kernels.experts.plans import Few, Plan, Sorted, Tile
+from infera_compat.kernels.experts.scratch import power_of_two
 from infera_compat.kernels.limits import Limits
 
 FEW = 32
@@ -67,11 +68,17 @@ def few(spec: ExpertsSpec, bucket: int, limits: Limits) -> Few:
     gate_up = Tile(narrow, 128, 4, 4)
     narrow = 16 if read * spec.hidden < ENOUGH else 64
     down = Tile(narrow, min(128, depth_for(spec.intermediate)), 4, 4)
-    return Few(fitting(gate_up, tokens, 2, limits), fitting(down, tokens, 1, limits), True)
+    lines = lines_for(spec) if limits.early else 0
+    return Few(fitting(gate_up, tokens, 2, limits), fitting(down, tokens, 1, limits), True, lines)
 
 
 ENOUGH = 1 << 14
 """Rows of weights from which programs of the wider tile are enough for all SMs."""
+
+
+def lines_for(spec: ExpertsSpec) -> int:
+    """Lines of a row of the second product's weights, to ask for early: 2 KiB at most."""
+    return min(16, power_of_two(-(-spec.intermediate // 64)))
 
 
 def depth_for(size: int) -> int:

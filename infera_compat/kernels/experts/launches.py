@@ -117,7 +117,8 @@ def few(call: ExpertsCall, plan: Few, bucket: int) -> None:
         call.counters if plan.merge else None,
         chosen.pairs, chosen.words, out_step, *steps("w2", call.w2),
         **_of(spec), **routing, WEIGHTED=not spec.weights_on_input,
-        COLUMNS=tile.columns, DEPTH=tile.depth, MERGE=plan.merge, **_options(tile, True, early),
+        COLUMNS=tile.columns, DEPTH=tile.depth, MERGE=plan.merge,
+        LINES=plan.lines, **_options(tile, True, early),
     )  # fmt: skip
     if not plan.merge:
         _combine(call, chosen, early)

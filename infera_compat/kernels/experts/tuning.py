@@ -144,15 +144,15 @@ def everything(spec: ExpertsSpec, buckets: Sequence[int] = BUCKETS) -> Iterator[
         for product in ("gate_up", "down"):
             for plan in candidates(spec, bucket, product):
                 yield bucket, plan
-                if isinstance(plan, Few):
-                    yield bucket, dataclasses.replace(plan, merge=not plan.merge)
+                if isinstance(plan, Few) and product == "down":
+                    yield from ((bucket, other) for other in variants(spec, plan))
 
 
 def search(spec: ExpertsSpec, bucket: int, timer: Timer) -> tuple[Plan, float]:
     """The fastest plan, and its time in microseconds.
 
     The products are timed one after the other: a kind's and a number of rows' best tile of the
-    first does not depend on the second's. Then whether the last program sums, or another launch.
+    first does not depend on the second's. Then, for few tokens, the rest of a plan.
     """
     best: tuple[Plan, float] | None = None
     first, second = (candidates(spec, bucket, product) for product in ("gate_up", "down"))
@@ -164,16 +164,23 @@ def search(spec: ExpertsSpec, bucket: int, timer: Timer) -> tuple[Plan, float]:
             least, at = min(timed, default=(math.inf, -1))
             if math.isfinite(least):
                 plan = _with(plan, mine[at], product)
-        options = [plan]
-        if isinstance(plan, Few):
-            options.append(dataclasses.replace(plan, merge=not plan.merge))
-        for option in options:
+        for option in variants(spec, plan) if isinstance(plan, Few) else [plan]:
             time = timer(option)
             if best is None or time < best[1]:
                 best = option, time
     if best is None:
         raise ValueError(f"bucket {bucket} has no plan to begin with")
     return best
+
+
+def variants(spec: ExpertsSpec, plan: Few) -> list[Plan]:
+    """The plan with each way to sum, and with weights asked for early or not."""
+    lines = {0, heuristics.lines_for(spec) if Limits.of(spec).early else 0}
+    return [
+        dataclasses.replace(plan, merge=merge, lines=count)
+        for merge in (True, False)
+        for count in sorted(lines)
+    ]
 
 
 def _alike(plan: Plan, start: Plan) -> bool:

@@ -30,6 +30,8 @@ from infera_shims.seams.kv_views.regimes import KV_HALVES, Regime, name_of
 PLAIN = {"auto", "bfloat16", "float16", "float32"}
 DECODER = "decoder"
 SELF_WRITTEN = "CPU_ATTN"
+ROW_BYTES = 16
+"""Where rows of a cache begin, by the contract."""
 
 
 @dataclass
@@ -81,6 +83,7 @@ class AttentionAdapter(Adapter):
                         probed[kind] = live.probe_layer(layer, self.config)
                     self.regimes[name] = probed[kind]
                 found = self._views(name, layer.kv_cache, layer.impl)
+                adapter.check(_rows(found))
                 spec = dataclasses.replace(self.specs[name], block_size=found.block_size)
                 self.admit(name, spec)
             except Refused as refusal:
@@ -234,6 +237,20 @@ def _gates(layer: Any, config: Any) -> Iterator[Gate]:
         context = config.compilation_config.static_forward_context.values()
         shared = [x for x in context if has(x, "kv_sharing_target_layer_name")]
         yield Gate(not shared, "layers that share a KV cache", "one writer and reader a cache")
+
+
+def _rows(found: views.Views) -> Iterator[Gate]:
+    """A cache's rows are as the contract promises them."""
+    for cache in filter(lambda it: it is not None, (found.key, found.value)):
+        size = cache.element_size()
+        yield Gate(cache.stride(-1) == 1, "channels of a cache apart", "them side by side")
+        if cache.shape[-1] * size % ROW_BYTES == 0:
+            steps = [size * stride for stride in cache.stride()[:-1]]
+            yield Gate(
+                not any(at % ROW_BYTES for at in (cache.data_ptr(), *steps)),
+                f"rows of a cache {steps} bytes apart",
+                f"multiples of {ROW_BYTES}",
+            )
 
 
 def _stock(impl: Any) -> type:

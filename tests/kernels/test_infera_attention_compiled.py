@@ -1,0 +1,117 @@
+"""infera_decode and infera_attention compiled for GPUs that are not here: what they take of one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from infera_compat.kernels.attention import arguments, infera_attention, infera_decode, settings
+from infera_compat.kernels.attention.contract import AttentionSpec
+from infera_compat.kernels.attention.prefill import WHOLE_NUMBERS, prefill
+from infera_compat.kernels.attention.split_kv import split_kv
+from infera_compat.kernels.conformance.checks.targets import TARGETS
+from infera_compat.kernels.limits import AMD, SHARED
+
+if triton.knobs.runtime.interpret:
+    pytest.skip("compiles, with TRITON_INTERPRET unset", allow_module_level=True)
+
+HERE = Path(__file__).parent
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+CAPABILITIES = {"sm_80": (8, 0), "sm_90": (9, 0), "gfx942": None}
+
+
+def layer(target: str, head_size: int = 128, **about: Any) -> AttentionSpec:
+    half = torch.bfloat16
+    capability = CAPABILITIES[target]
+    return AttentionSpec(
+        32, 8, head_size, half, half, block_size=16, device="cpu", capability=capability, **about
+    )
+
+
+def compiled(function: Any, variant: Any, target: str) -> Any:
+    """As at run time: pointers are aligned, but for those that are not specialised on it."""
+    types = arguments.signature(function, variant.spec.dtype, variant.constants)
+    aligned = {
+        (at,): [["tt.divisibility", 16]]
+        for at, name in enumerate(function.arg_names)
+        if types[name].startswith("*") and name not in WHOLE_NUMBERS
+    }
+    source = ASTSource(function, types, dict(variant.constants), aligned)
+    options = {"num_warps": variant.settings.warps, "num_stages": variant.settings.stages}
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+
+
+def spilled(kernel: Any, folder: Path) -> int:
+    """Bytes of a thread's stack: registers that did not suffice."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(kernel.asm["cubin"])
+    said = subprocess.run(
+        [TOOLS / "cuobjdump", "--dump-resource-usage", file], capture_output=True, text=True
+    ).stdout
+    return int(re.search(r"STACK:(\d+)", said).group(1))  # type: ignore[union-attr]
+
+
+def test_in_the_interpreter() -> None:
+    """The results, in a process whose Triton interprets from the start."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "test_infera_attention.py",
+        ],
+        cwd=HERE,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize("target", CAPABILITIES)
+def test_what_is_chosen_fits(target: str, head_size: int) -> None:
+    spec = layer(target, head_size)
+    capability = CAPABILITIES[target]
+    most = AMD if capability is None else SHARED[capability]
+    for queries in infera_decode.QUERIES:
+        chosen = infera_decode.variant(spec, queries, arguments.LOOKED_AT[-1])
+        shared = compiled(split_kv, chosen, target).metadata.shared
+        assert shared * chosen.settings.programs <= most
+    kernel = compiled(prefill, infera_attention.variant(spec, arguments.LOOKED_AT[-1]), target)
+    assert kernel.metadata.shared <= most
+
+
+def test_the_shared_memory_of_hopper_is_known(tmp_path: Path) -> None:
+    """What `settings` reckons with is what Triton takes, so that a tuner's choice can be judged."""
+    spec = layer("sm_90")
+    chosen = infera_decode.variant(spec, 1, arguments.LOOKED_AT[-1])
+    kernel = compiled(split_kv, chosen, "sm_90")
+    said = settings.decoding_bytes(chosen.settings, chosen.block_m, chosen.block_d)
+    assert said == chosen.settings.programs * kernel.metadata.shared
+    ptx = kernel.asm["ptx"]
+    assert "cp.async.cg.shared.global" in ptx, "keys and values come asynchronously, 16 bytes wide"
+    assert not spilled(kernel, tmp_path)
+
+
+def test_prefill_uses_hoppers_tensor_cores(tmp_path: Path) -> None:
+    chosen = infera_attention.variant(layer("sm_90"), arguments.LOOKED_AT[-1])
+    kernel = compiled(prefill, chosen, "sm_90")
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
+    assert not spilled(kernel, tmp_path)
+    assert kernel.metadata.shared == settings.prefilling_bytes(chosen.settings, 128)
