@@ -148,6 +148,14 @@ def bench_engines(asked: AskedEngines, rehearse: bool, console: Console) -> int:
         )
     known = engines.TINY if rehearse else engines.MODELS
     jobs = list(_jobs(asked, known))
+    if not any(model.loads for model, _, _ in jobs):
+        pairs = {f"{kernel} over {over}" for x in known.values() for kernel, over in x.pairs}
+        raise CompatError(
+            "there is nothing to measure",
+            found=f"no load of --only {asked.only}, --kernel {', '.join(asked.kernels)}",
+            expected=f"a part of a load's name, and one of {', '.join(sorted(pairs))}",
+            do="Leave an option out.",
+        )
     named = importlib.import_module("infera_compat.kernels.conformance.record").named
     found = {kernel: named(kernel).kernel for _, kernel, _ in jobs}
     kept = Record({"cells": [], "refused": []}, None)
@@ -160,7 +168,7 @@ def bench_engines(asked: AskedEngines, rehearse: bool, console: Console) -> int:
         over = backend or STOCK_CODE[found[kernel].op]
         done = [x["name"] for x in kept.cells if (x["kernel"], x["baseline"]) == (kernel, over)]
         if all(engines.name(model, load) in done for load in model.loads):
-            continue
+            continue  # nothing is left of it, or nothing was asked for
         console.print(f"{model.name}: {kernel} over {over}")
         folder = engines.written(model, asked.folder, asked.smollm2)
         pair = engines.sides(kernel, backend, OPS[found[kernel].op], asked.table_file)
@@ -437,7 +445,7 @@ def told_of_here(commit: str | None, kernels: Sequence[Any]) -> dict[str, Any]:
     known = commit or (checked_out.commit() if checked_out else None)
     return {
         "gpu": torch.cuda.get_device_name(),
-        "release": str(release),
+        "release": release.text if release else "",
         "torch": torch.__version__,
         "triton": metadata.version("triton"),
         "commit": known or "unknown",

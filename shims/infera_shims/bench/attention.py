@@ -131,7 +131,9 @@ class Rig:
             caches.resolve(self.config, backend)
             spec = self.layer.get_kv_cache_spec(self.config)
             self.builder = backend.get_builder_cls()(spec, [NAME], self.config, self.device)
-            self.layer.kv_cache = self.cache(caches.PROBED)
+        # Tensors are float32 again by default, as where a worker warms up.
+        self.layer.kv_cache = self.cache(caches.PROBED)
+        with configured.current(self.config):
             self._bind(kernel, source, settings)
 
     def _bind(self, kernel: AttentionKernel, source: str, settings: Settings) -> None:
@@ -166,7 +168,7 @@ class Rig:
     def cache(self, blocks: int) -> Any:
         """A cache of the layer with that many blocks."""
         # Until 0.28 the order of its axes is asked of the current config.
-        with configured.building(self.config, self.device):
+        with configured.current(self.config):
             return caches.cache(self.layer, self.config, self.group.block, blocks, self.device)
 
     @property

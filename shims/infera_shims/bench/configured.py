@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,19 @@ def configured(
     ).create_engine_config()
 
 
+def current(config: Any) -> AbstractContextManager[None]:
+    """As a worker prepares kernels and makes caches: its config is current, and no more."""
+    found: AbstractContextManager[None] = vllm.config.set_current_vllm_config(config)
+    return found
+
+
 @contextmanager
 def building(config: Any, device: torch.device) -> Iterator[None]:
     """As a worker builds its model: its config is current, its type and device are the default."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(config.model_config.dtype)
     try:
-        with vllm.config.set_current_vllm_config(config), device:
+        with current(config), device:
             yield
     finally:
         torch.set_default_dtype(before)

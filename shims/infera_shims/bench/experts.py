@@ -105,6 +105,8 @@ class Rig:
                 workspace.init_workspace_manager(self.device)
             if self.stock_layer is not None:
                 self.stock.impl.fused_experts.process_weights_after_loading(self.stock_layer)
+        # Tensors are float32 again by default, as where a worker warms up.
+        with configured.current(self.config):
             self._bind(kernel, source, settings)
 
     def _packs(self) -> bool:
