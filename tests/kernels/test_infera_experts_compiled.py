@@ -133,6 +133,15 @@ def test_on_hopper_it_is_tma_wgmma_and_overlapping_launches() -> None:
         assert max(waits) > 0
 
 
+def test_weights_are_asked_for_while_the_launch_before_runs() -> None:
+    plan = heuristics.plan(LAYER, 1)
+    assert isinstance(plan, Few)
+    assert plan.lines == 16
+    source, _, _ = products(plan, 1)[1]
+    text = compiled(source, "sm_90").asm["ptx"]
+    assert 0 < text.index("prefetch.global.L2") < text.index("griddepcontrol.wait")
+
+
 def test_launches_that_do_not_overlap_say_nothing_of_it() -> None:
     for bucket in (1, 16384):
         for source in sources.of_plan(LAYER, bucket, heuristics.plan(LAYER, bucket)):

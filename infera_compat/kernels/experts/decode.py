@@ -56,6 +56,27 @@ def _rows(weights, expert, rows, along, expert_step, row_step, used):
     return tl.load(at, used, 0.0)
 
 
+@triton.jit
+def _prefetch(
+    weights,
+    expert,
+    rows,
+    expert_step,
+    row_step,
+    LIMIT: tl.constexpr,
+    WIDE: tl.constexpr,
+    LINES: tl.constexpr,
+):
+    """Have the first lines of some rows of weights, 128 bytes each, brought into the L2."""
+    line = tl.arange(0, LINES) * 64
+    at = weights + expert.to(tl.int64) * (expert_step * 8)
+    at += tl.minimum(rows, LIMIT - 1).to(tl.int64)[:, None] * (row_step * 8)
+    at += tl.minimum(line, WIDE - 1)[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1
+    )
+
+
 @triton.jit(
     do_not_specialize=("pairs", "words", "hidden_step", "expert_step", "row_step"),
     do_not_specialize_on_alignment=("ids", "expert_map"),
@@ -143,11 +164,13 @@ def down_few(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     MERGE: tl.constexpr,
+    LINES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """partial [pairs, HIDDEN]: each pair's share of its token, weighted; where MERGE, out too.
 
-    counters: [column tiles], int32, zeros, and zeros again; used where MERGE.
+    counters: [column tiles], int32, zeros, and zeros again; used where MERGE. LINES: of each row of
+    weights, asked for while the launch before still runs, where EARLY.
     """
     release_next(EARLY)
     expert, last = _chosen(
@@ -157,6 +180,10 @@ def down_few(
     token = tl.arange(0, TOKENS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < HIDDEN
+    if EARLY and LINES > 0:
+        _prefetch(
+            w2, tl.maximum(expert, 0), column, expert_step, row_step, HIDDEN, INTERMEDIATE, LINES
+        )
     await_previous(EARLY)
     if tl.max(last) >= 0:
         has = last >= 0

@@ -128,7 +128,10 @@ def gate_up(
         tl.store(where, value, (row < end)[:, None] & (columns < INTERMEDIATE)[None, :])
 
 
-@triton.jit(do_not_specialize=("most", "expert_step", "row_step"))
+@triton.jit(
+    do_not_specialize=("most", "expert_step", "row_step"),
+    do_not_specialize_on_alignment=("weights",),
+)
 def down(
     inner,
     w2,

@@ -33,11 +33,16 @@ class Tile:
 
 @dataclass(frozen=True)
 class Few:
-    """Without sorting. merge: the last program of the second product sums; else another launch."""
+    """Without sorting.
+
+    merge: the last program of the second product sums; else another launch. lines: of each row of
+    the second product's weights, that it asks for while the first one still runs.
+    """
 
     gate_up: Tile
     down: Tile
     merge: bool
+    lines: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ def decode(body: Any) -> Plan:
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{body!r} is no plan: {type(error).__name__}: {error}") from error
     numbers = [number for tile in tiles.values() for number in vars(tile).values()]
-    numbers += [plan.rows] if isinstance(plan, Sorted) else []
+    numbers.append(plan.rows if isinstance(plan, Sorted) else plan.lines)
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"{body!r} has something that is no number of tiles")
     return plan

@@ -128,6 +128,7 @@ def _few(spec: ExpertsSpec, bucket: int, plan: Few, early: bool) -> Iterator[Sou
         "TOKENS": max(16, bucket),
         "BY_PAIR": bucket * spec.top_k < spec.experts,
         "MERGE": plan.merge,
+        "LINES": plan.lines,
     }
     if not plan.merge:
         constants["counters"] = None
