@@ -19,7 +19,8 @@ from infera_compat.ledger import Layer, Ledger
 from infera_compat.release import Release
 from infera_compat.settings import Settings
 from infera_shims.adapters import adapter, metadata
-from infera_shims.adapters.attention import AttentionAdapter
+from infera_shims.adapters.attention import AttentionAdapter, rows_of
+from infera_shims.seams.kv_views import views
 from infera_shims.seams.kv_views.regimes import KV_HALVES
 
 # Fields that say something of the result which no kernel here is told of: set, a step is stock's.
@@ -205,3 +206,22 @@ def test_a_kernel_that_fails_before_anything_is_served_stops_the_start() -> None
     spec = AttentionSpec(2, 1, 64, torch.float32, torch.float32, device="cpu")
     with pytest.raises(CompatError, match=r"reference_attention.supports failed.*a mistake"):
         ours.admit("layers.0", spec)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: torch.zeros(2, 16, 3, 64, dtype=torch.float16), None),
+        (lambda: torch.zeros(2, 16, 3, 128, dtype=torch.float16)[..., ::2], "channels of a cache"),
+        (lambda: torch.zeros(2, 16, 3, 65, dtype=torch.float16)[..., :64], "130"),
+        (lambda: torch.zeros(2, 16, 3, 72, dtype=torch.float16)[..., 1:65], "rows of a cache"),
+        (lambda: torch.zeros(2, 16, 3, 65, dtype=torch.float16), None),
+    ],
+)
+def test_rows_of_a_cache_are_as_the_contract_promises(make: Any, found: str | None) -> None:
+    gates = rows_of(views.Views(make(), None))
+    if found is None:
+        adapter.check(gates)
+    else:
+        with pytest.raises(Refused, match=found):
+            adapter.check(gates)

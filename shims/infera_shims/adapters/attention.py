@@ -83,7 +83,7 @@ class AttentionAdapter(Adapter):
                         probed[kind] = live.probe_layer(layer, self.config)
                     self.regimes[name] = probed[kind]
                 found = self._views(name, layer.kv_cache, layer.impl)
-                adapter.check(_rows(found))
+                adapter.check(rows_of(found))
                 spec = dataclasses.replace(self.specs[name], block_size=found.block_size)
                 self.admit(name, spec)
             except Refused as refusal:
@@ -239,7 +239,7 @@ def _gates(layer: Any, config: Any) -> Iterator[Gate]:
         yield Gate(not shared, "layers that share a KV cache", "one writer and reader a cache")
 
 
-def _rows(found: views.Views) -> Iterator[Gate]:
+def rows_of(found: views.Views) -> Iterator[Gate]:
     """A cache's rows are as the contract promises them."""
     for cache in filter(lambda it: it is not None, (found.key, found.value)):
         size = cache.element_size()
