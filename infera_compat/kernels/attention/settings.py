@@ -27,7 +27,7 @@ from infera_compat.kernels.attention.contract import AttentionSpec
 from infera_compat.kernels.limits import Limits
 from infera_compat.kernels.table import slug
 
-FOLDER = Path(__file__).parent / "tuned"
+FOLDER = Path(__file__).parent / "configs"
 LAYER = ("heads", "kv_heads", "head_size")
 HALF = 2
 """Bytes of an element."""

@@ -25,6 +25,7 @@ KINDS: Mapping[str, Requests] = {
     "chunked prefill": ((8, 40), (16, 48), (3, 65)),
     "mixed": ((1, 50), (1, 1), (13, 13), (7, 39)),
     "odd": ((1, 31), (3, 3), (17, 33)),
+    "verification": ((4, 50), (1, 70), (4, 4), (3, 39)),  # of tokens that were guessed
 }
 LARGE: Mapping[bool, Mapping[str, Requests]] = {
     False: {"large decode": ((1, 700), (1, 513)), "large prefill": ((200, 300),)},
@@ -145,7 +146,11 @@ class AttentionCases(Cases[AttentionPlan]):
 
     @property
     def _usual_kind(self) -> str:
-        return "decode" if self.kernel.max_query_len == 1 else "mixed"
+        most = self.kernel.max_query_len
+        kinds = ("mixed", "verification", "decode")
+        return next(
+            kind for kind in kinds if most is None or max(new for new, _ in KINDS[kind]) <= most
+        )
 
     def _spec(self, **values: Any) -> AttentionSpec:
         dtype = values.pop("dtype", torch.bfloat16)
@@ -202,7 +207,7 @@ class AttentionCases(Cases[AttentionPlan]):
 
     def simple(self) -> Iterator[AttentionPlan]:
         """Each kind, and a window."""
-        for kind in ("decode", "prefill", "mixed"):
+        for kind in dict.fromkeys(("decode", "prefill", "mixed", self._usual_kind)):
             yield self._plan(kind)
         yield self._plan(None, {"window": 16, "dtype": torch.float16})
 
@@ -225,8 +230,9 @@ class AttentionCases(Cases[AttentionPlan]):
 
     def strided(self) -> Iterator[AttentionPlan]:
         """Every kind and layout."""
-        for kind, layout in product(("decode", "prefill", "mixed"), LAYOUTS):
-            yield self._plan(kind, layout=layout, strided=True)
+        for kind in dict.fromkeys(("decode", "prefill", "mixed", self._usual_kind)):
+            for layout in LAYOUTS:
+                yield self._plan(kind, layout=layout, strided=True)
 
     def canaries(self) -> Iterator[AttentionPlan]:
         """Kinds by layouts, and windows that left blocks behind."""
@@ -253,7 +259,15 @@ class AttentionCases(Cases[AttentionPlan]):
                 ),
             }
             yield self._replays(requests, size, capacity, 1)
-        if self.kernel.max_query_len == 1:
+        if self._usual_kind == "decode":
+            return
+        uniform = {
+            "dummy": ((4, 4),) * 4,
+            "replayed verification": ((4, 50), (4, 9), (4, 90), (4, 33)),
+            "replayed verification, padded": ((4, 70), (4, 20), (0, 0), (0, 0)),
+        }
+        yield self._replays(uniform, 16, capacity, 4)
+        if self._usual_kind == "verification":
             return
         for tokens in (8, 64):
             yield self._replays(
