@@ -20,12 +20,13 @@ from infera_compat.kernels.attention.contract import AttentionSpec
 from infera_compat.kernels.attention.prefill import WHOLE_NUMBERS, prefill
 from infera_compat.kernels.attention.split_kv import split_kv
 from infera_compat.kernels.conformance.checks.targets import TARGETS
-from infera_compat.kernels.limits import AMD, SHARED
+from infera_compat.kernels.limits import AMD, SHARED, Limits
 
 if triton.knobs.runtime.interpret:
     pytest.skip("compiles, with TRITON_INTERPRET unset", allow_module_level=True)
 
 HERE = Path(__file__).parent
+INTERPRETED = ("test_infera_attention.py", "test_infera_attention_settings.py")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CAPABILITIES = {"sm_80": (8, 0), "sm_90": (9, 0), "gfx942": None}
 
@@ -114,4 +115,6 @@ def test_prefill_uses_hoppers_tensor_cores(tmp_path: Path) -> None:
     kernel = compiled(prefill, chosen, "sm_90")
     assert "wgmma.mma_async" in kernel.asm["ptx"]
     assert not spilled(kernel, tmp_path)
-    assert kernel.metadata.shared == settings.prefilling_bytes(chosen.settings, 128)
+    assert kernel.metadata.shared == settings.prefilling_bytes(
+        chosen.settings, 128, Limits.of(chosen.spec)
+    )

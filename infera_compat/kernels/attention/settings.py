@@ -108,7 +108,8 @@ def prefilling(spec: AttentionSpec) -> Prefilling:
     options = (wide, deep, narrow) if channels <= 64 else (deep, narrow)
     options = (*options, Prefilling(64, 32, 4, 3), Prefilling(64, 32, 4, 2))
     return next(
-        (it for it in options if _fits(prefilling_bytes(it, channels), it, limits)), options[-1]
+        (it for it in options if _fits(prefilling_bytes(it, channels, limits), it, limits)),
+        options[-1],
     )
 
 
@@ -122,9 +123,10 @@ def decoding_bytes(settings: Decoding, rows: int, channels: int) -> int:
     return settings.programs * HALF * (pairs + rest)
 
 
-def prefilling_bytes(settings: Prefilling, channels: int) -> int:
-    """The same of a program of prefill, whose products read the last stage in shared memory too."""
-    pairs = settings.stages * 2 * settings.block_n * channels
+def prefilling_bytes(settings: Prefilling, channels: int, limits: Limits) -> int:
+    """The same of a program of prefill: Hopper's products read the last stage there too."""
+    stages = settings.stages if limits.tma else settings.stages - 1
+    pairs = stages * 2 * settings.block_n * channels
     return HALF * (pairs + settings.block_m * channels)
 
 

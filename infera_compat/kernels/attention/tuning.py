@@ -29,9 +29,9 @@ Timer = Callable[[Any, Step], float]
 """Microseconds of a step by settings; infinity where the GPU has no room for them."""
 
 DECODED: Mapping[int, Sequence[Step]] = {
-    1: (Step(1, 512), Step(1, 2048), Step(1, 12288)),
-    16: (Step(2, 2048), Step(4, 1024), Step(8, 4096), Step(16, 1024)),
-    256: (Step(32, 2048), Step(64, 768), Step(256, 512)),
+    1: (Step(1, 640), Step(1, 2048), Step(1, 12288)),
+    16: (Step(2, 2048), Step(4, 1536), Step(8, 3072), Step(16, 1280)),
+    256: (Step(32, 2048), Step(64, 768), Step(256, 640)),
 }
 """By one of arguments.LOOKED_AT: other steps than those of the bench, which is the judge."""
 PREFILLED: Sequence[Step] = (Step(1, 12288, 3072), Step(4, 3072, 3072))
