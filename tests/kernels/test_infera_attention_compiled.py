@@ -48,8 +48,7 @@ def compiled(function: Any, variant: Any, target: str) -> Any:
         if types[name].startswith("*") and name not in WHOLE_NUMBERS
     }
     source = ASTSource(function, types, dict(variant.constants), aligned)
-    options = {"num_warps": variant.settings.warps, "num_stages": variant.settings.stages}
-    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=dict(variant.options))
 
 
 def spilled(kernel: Any, folder: Path) -> int:
@@ -107,6 +106,7 @@ def test_the_shared_memory_of_hopper_is_known(tmp_path: Path) -> None:
     assert said == chosen.settings.programs * kernel.metadata.shared
     ptx = kernel.asm["ptx"]
     assert "cp.async.cg.shared.global" in ptx, "keys and values come asynchronously, 16 bytes wide"
+    assert "griddepcontrol.wait" in ptx, "it may be launched early"
     assert not spilled(kernel, tmp_path)
 
 

@@ -54,6 +54,11 @@ class Variant:
             "BLOCK_B": self.looked_at,
         }
 
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """How Triton is to compile it."""
+        return {"num_warps": self.settings.warps, "num_stages": self.settings.stages}
+
     def launch(self, call: AttentionCall) -> None:
         """Serve the requests with more than DECODED query tokens.
 
@@ -67,8 +72,7 @@ class Variant:
             requests,
             *arguments.strides(call),
             **self.constants,
-            num_warps=self.settings.warps,
-            num_stages=self.settings.stages,
+            **self.options,
         )
 
 

@@ -21,6 +21,7 @@ from infera_compat.kernels.attention.nothing import nothing_to_do
 from infera_compat.kernels.attention.settings import Decoding
 from infera_compat.kernels.attention.split_kv import LEVELS, split_kv
 from infera_compat.kernels.kernel import Reason
+from infera_compat.kernels.limits import Limits
 from infera_compat.kernels.store import Store
 
 QUERIES = (1, 8)
@@ -95,7 +96,14 @@ class Variant:
             "BLOCK_D": self.block_d,
             "BLOCK_B": self.looked_at,
             "AT_ONCE": max(1, min(MERGED_PIECES, at_once)),
+            "EARLY": Limits.of(self.spec).early,
         }
+
+    @functools.cached_property
+    def options(self) -> Mapping[str, Any]:
+        """How Triton is to compile and launch it."""
+        overlap = {"launch_pdl": True} if self.constants["EARLY"] else {}
+        return {"num_warps": self.settings.warps, "num_stages": self.settings.stages, **overlap}
 
     def launch(self, call: AttentionCall) -> None:
         """Serve the requests of a call that it is for; others are left alone."""
@@ -114,8 +122,7 @@ class Variant:
             self.settings.merge,
             self.settings.least,
             **self.constants,
-            num_warps=self.settings.warps,
-            num_stages=self.settings.stages,
+            **self.options,
         )
 
 

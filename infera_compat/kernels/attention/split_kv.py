@@ -25,6 +25,7 @@ from infera_compat.kernels.attention.paged import (
     key_tiles,
     with_sinks,
 )
+from infera_compat.kernels.dependents import await_previous
 
 NUMBERS = (
     *("requests", "qt", "qh", "kb", "ks", "kh", "vb", "vs", "vh", "tb", "ot", "oh"),
@@ -142,7 +143,7 @@ def split_kv(
     QUERIES: tl.constexpr, M_TILES: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_B: tl.constexpr,
     AT_ONCE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    SINKS: tl.constexpr, ALIBI: tl.constexpr, CAUSAL: tl.constexpr,
+    SINKS: tl.constexpr, ALIBI: tl.constexpr, CAUSAL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program of (programs,). Strides are of query token and head, or block, slot and head.
 
@@ -151,7 +152,9 @@ def split_kv(
     requests looked at in one go.
     least: tiles that a program takes at least. merge: pieces that one program adds up; AT_ONCE: of
     those, how many it reads at once. WINDOW, CAP: 0 for none.
+    EARLY: whether it may be launched before the launch before it has ended.
     """
+    await_previous(EARLY)
     qt, qh, ot, oh = aligned(qt), aligned(qh), aligned(ot), aligned(oh)
     kb, ks, kh = aligned(kb), aligned(ks), aligned(kh)
     vb, vs, vh = aligned(vb), aligned(vs), aligned(vh)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from infera_compat.kernels.experts.dependents import await_previous, release_next
+from infera_compat.kernels.dependents import await_previous, release_next
 from infera_compat.kernels.experts.routing import local_expert
 
 FIELDS = 5

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from infera_compat.kernels.arithmetic import rounded
-from infera_compat.kernels.experts.dependents import await_previous
+from infera_compat.kernels.dependents import await_previous
 from infera_compat.kernels.experts.routing import local_expert
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from infera_compat.kernels.arithmetic import add_product, rounded
-from infera_compat.kernels.experts.dependents import await_previous, release_next
+from infera_compat.kernels.dependents import await_previous, release_next
 from infera_compat.kernels.experts.gates import gated
 
 
