@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,10 +45,11 @@ def experts(
 
     Raises CompatError without a GPU, and for a layer or a bucket that is none.
     """
-    name, capability = gpu()
+    machine = here()
     import torch
     import triton
 
+    from infera_compat.kernels import replays
     from infera_compat.kernels.experts import configs, timing, tuning
     from infera_compat.kernels.experts.contract import ExpertsSpec
     from infera_compat.kernels.experts.plans import BUCKETS
@@ -63,19 +65,23 @@ def experts(
         )
     specs = [
         ExpertsSpec(
-            each[0], each[0], each[2], each[3], each[1], torch.bfloat16, capability=capability
+            *(each[0], each[0], each[2], each[3], each[1], torch.bfloat16),
+            device=machine.device,
+            capability=machine.capability,
         )
         for each in ([sizes(text) for text in layers] or LAYERS)
     ]
-    file = configs.path(name, folder or configs.FOLDER)
-    known = configs.read(file, name) if file.is_file() else {}
+    file = configs.path(machine.name, folder or configs.FOLDER)
+    known = configs.read(file, machine.name) if file.is_file() else {}
     with progress(console) as bar:
         todo = [(spec, *each) for spec in specs for each in tuning.everything(spec, chosen)]
         task = bar.add_task("compiling", total=len(dict.fromkeys(todo)))
-        timing.compile_all(todo, os.cpu_count() or 1, lambda: bar.advance(task))
+        replays.in_processes(
+            timing.compile_one, todo, os.cpu_count() or 1, lambda: bar.advance(task)
+        )
         task = bar.add_task("timing", total=len(specs) * len(chosen))
         for spec in specs:
-            layer = timing.Layer(spec, torch.device("cuda"))
+            layer = timing.Layer(spec, torch.device(machine.device))
             found: dict[int, tuple[Plan, float]] = {}
             for bucket in chosen:
                 calls = layer.calls(bucket)
@@ -84,7 +90,8 @@ def experts(
             plans = known.setdefault(configs.layer(spec), {})
             plans.update({bucket: plan for bucket, (plan, _) in found.items()})
             # After each layer: what was found is not lost when the machine is.
-            configs.write(file, name, measured(torch.__version__, triton.__version__), known)
+            how = measured(torch.__version__, triton.__version__)
+            configs.write(file, machine.name, how, known)
             console.print(_table(spec, found))
             del layer
             torch.cuda.empty_cache()
@@ -106,8 +113,17 @@ def sizes(text: str) -> Sizes:
     return experts_, top_k, hidden, intermediate
 
 
-def gpu() -> tuple[str, tuple[int, int] | None]:
-    """The GPU's name and its compute capability, None where it is AMD's."""
+@dataclass(frozen=True)
+class Machine:
+    """What is tuned for. name: the GPU's. capability: None where it is AMD's. device: torch's."""
+
+    name: str
+    capability: tuple[int, int] | None
+    device: str = "cuda"
+
+
+def here() -> Machine:
+    """The GPU that is here; CompatError without one, or without torch and Triton."""
     try:
         import torch
         import triton  # noqa: F401 (to say in a word that it is missing)
@@ -116,7 +132,7 @@ def gpu() -> tuple[str, tuple[int, int] | None]:
     if not torch.cuda.is_available():
         raise _nothing_to_tune("no GPU")
     capability = None if torch.version.hip else torch.cuda.get_device_capability()
-    return torch.cuda.get_device_name(), capability
+    return Machine(torch.cuda.get_device_name(), capability)
 
 
 def _nothing_to_tune(found: str) -> CompatError:

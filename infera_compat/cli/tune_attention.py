@@ -38,7 +38,7 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
 
     Raises CompatError without a GPU, and for a layer that is none.
     """
-    gpu, capability = tune.gpu()
+    machine = tune.here()
     import torch
     import triton
 
@@ -48,12 +48,17 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
 
     specs = [
         AttentionSpec(
-            *each, torch.bfloat16, torch.bfloat16, block_size=BLOCK_SIZE, capability=capability
+            *each,
+            torch.bfloat16,
+            torch.bfloat16,
+            block_size=BLOCK_SIZE,
+            device=machine.device,
+            capability=machine.capability,
         )
         for each in ([sizes(text) for text in layers] or LAYERS)
     ]
-    file = settings.path(gpu, folder or settings.FOLDER)
-    known = settings.read(file, gpu) if file.is_file() else {}
+    file = settings.path(machine.name, folder or settings.FOLDER)
+    known = settings.read(file, machine.name) if file.is_file() else {}
     decodings, prefillings = list(tuning.decodings()), tuning.PREFILL_TILES
     with tune.progress(console) as progress:
         todo: list[tuple[Any, ...]] = []
@@ -66,7 +71,7 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
         )
         task = progress.add_task("timing", total=len(specs) * (len(arguments.LOOKED_AT) + 1))
         for spec in specs:
-            layer = timing.Layer(spec, torch.device("cuda"))
+            layer = timing.Layer(spec, torch.device(machine.device))
             decoded = {}
             for looked_at in arguments.LOOKED_AT:
                 decoded[looked_at] = tuning.decoding(looked_at, layer.timer(looked_at))
@@ -76,7 +81,8 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
             decoding = {looked_at: found for looked_at, (found, _) in decoded.items()}
             known[settings.layer(spec)] = settings.Found(decoding, prefilled[0])
             # After each layer: what was found is not lost when the machine is.
-            settings.write(file, gpu, tune.measured(torch.__version__, triton.__version__), known)
+            how = tune.measured(torch.__version__, triton.__version__)
+            settings.write(file, machine.name, how, known)
             console.print(_table(spec, decoded, prefilled))
             del layer
             torch.cuda.empty_cache()

@@ -26,7 +26,11 @@ if triton.knobs.runtime.interpret:
     pytest.skip("compiles, with TRITON_INTERPRET unset", allow_module_level=True)
 
 HERE = Path(__file__).parent
-INTERPRETED = ("test_infera_attention.py", "test_infera_attention_settings.py")
+INTERPRETED = (
+    "test_infera_attention.py",
+    "test_infera_attention_settings.py",
+    "test_tuners.py",
+)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CAPABILITIES = {"sm_80": (8, 0), "sm_90": (9, 0), "gfx942": None}
 

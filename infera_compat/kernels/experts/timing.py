@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
 
 import torch
 from triton.runtime.errors import OutOfResources
 
+from infera_compat.kernels import replays
 from infera_compat.kernels.experts import sources
 from infera_compat.kernels.experts.contract import ExpertsCall, ExpertsSpec
 from infera_compat.kernels.experts.launches import launch
@@ -22,9 +20,6 @@ SETS = 4
 """Inputs with ids of their own, so that few tokens do not find their experts' weights in the L2."""
 CALLS = 8
 """Of a graph."""
-REPEATS = 7
-ENOUGH = 0.05
-"""Seconds of replays, after which fewer repeats will do."""
 
 
 class Layer:
@@ -94,48 +89,14 @@ def timer(calls: Sequence[ExpertsCall], bucket: int) -> Callable[[Plan], float]:
                 launch(call, plan, bucket)
         except OutOfResources:
             return math.inf
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+
+        def run() -> None:
             for number in range(CALLS):
                 launch(ready[number % len(ready)], plan, bucket)
-        return _replayed(graph) / CALLS
+
+        return replays.graph_us(run) / CALLS
 
     return time
-
-
-def _replayed(graph: torch.cuda.CUDAGraph) -> float:
-    graph.replay()
-    torch.cuda.synchronize()
-    times: list[float] = []
-    spent = 0.0
-    while len(times) < 3 or (len(times) < REPEATS and spent < ENOUGH):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1000.0 * float(begin.elapsed_time(end)))
-        spent += times[-1] / 1e6
-    return statistics.median(times)
-
-
-Todo = tuple[ExpertsSpec, int, Plan]
-
-
-def compile_all(todo: Iterable[Todo], processes: int, told: Callable[[], None]) -> int:
-    """Compile plans in processes of their own; Triton keeps what they compile. Returns failures.
-
-    told: called once for each plan. A plan that fails here is timed as infinity or fails again.
-    """
-    work = list(dict.fromkeys(todo))
-    failed = 0
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(compile_one, *each) for each in work]
-        for done in as_completed(waiting):
-            failed += not done.result()
-            told()
-    return failed
 
 
 def compile_one(spec: ExpertsSpec, bucket: int, plan: Plan) -> bool:
