@@ -174,6 +174,9 @@ class ExpertsCases(Cases[ExpertsPlan]):
         shape = (tokens, spec.global_experts)
         chance = torch.rand(shape, generator=generator, device=device)
         weights, ids = chance.topk(spec.top_k)
+        # A token's sum to something up to one, as a router's do.
+        sums = 1 - torch.rand((tokens, 1), generator=generator, device=device) / 2
+        weights *= sums / weights.sum(-1, keepdim=True)
         if plan.without:
             none = torch.rand(ids.shape, generator=generator, device=device) < 1 / plan.without
             ids[none] = -1
