@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fake_records import GPU, benched, put, verified
 
+import infera_compat
 import infera_shims
 from infera_compat.errors import OFF_SWITCH, CompatError
 from infera_compat.kernels import records
@@ -171,11 +172,18 @@ def test_a_file_that_is_no_record_is_told(tmp_path: Path, kind: str, text: str, 
     assert all(part in str(caught.value) for part in (words, OFF_SWITCH))
 
 
-def test_ours_lie_in_the_checkout_and_others_beside_their_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["matrix/results", "infera_compat/recorded/results"])
+def test_ours_lie_in_the_checkout_or_in_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    ours = records.folder_of("infera_compat.kernels.attention.reference", ours=True)
-    assert ours == ROOT / "matrix" / "results"
+    (tmp_path / where).mkdir(parents=True)
+    package = tmp_path / "infera_compat" / "__init__.py"
+    monkeypatch.setattr(infera_compat, "__file__", str(package))
+    found = records.folder_of("infera_compat.kernels.attention.reference", ours=True)
+    assert found == tmp_path / where
+
+
+def test_others_lie_beside_their_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "theirs.py").write_text("", "utf-8")
     assert records.folder_of("theirs", ours=False) == tmp_path / "records"
