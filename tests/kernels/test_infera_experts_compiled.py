@@ -31,6 +31,9 @@ pytestmark = pytest.mark.skipif(interpreted(), reason="compiles: needs TRITON_IN
 HERE = Path(__file__).parent
 UNALIGNED = ("ids", "expert_map", "weights")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+A_FEW = 16
+"""Bytes of stack that a candidate may have: some of Triton's versions put a number or two there. A
+tile that does not fit spills hundreds."""
 LAYER = ExpertsSpec(128, 128, 2048, 768, 8, torch.bfloat16, capability=(9, 0))
 
 
@@ -115,7 +118,8 @@ def test_candidates_spill_nothing(rows: int, tmp_path: Path) -> None:
             source, tile, _ = products(plan, 16384)[product == "down"]
             kernel = compiled(source, "sm_90", num_warps=tile.warps, num_stages=tile.stages)
             found = resources(kernel, tmp_path)
-            assert found["STACK"] == found["LOCAL"] == 0, (product, tile, found)
+            assert found["STACK"] <= A_FEW, (product, tile, found)
+            assert found["LOCAL"] == 0, (product, tile, found)
             assert kernel.metadata.shared <= limits.shared, (product, tile)
             count += 1
     assert count or rows not in tuning.rows_options(LAYER, 16384)
