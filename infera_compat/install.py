@@ -145,7 +145,9 @@ class Installation:
         """
         try:
             yield
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):  # vLLM is told to end
+            raise
+        except BaseException as error:  # an extension's panic is no Exception
             if op not in self._found or self.settings.strict:
                 raise
             if self.ledger.choices[op].kernel is not None:
@@ -408,8 +410,9 @@ class Installation:
         except Exception as error:
             if self.settings.strict:
                 raise
-            choice.refuse(f"auto: {type(error).__name__}: {error}")
-            report.warn(str(_accident(choice.op, "looking for its kernels", error)))
+            told = _accident(choice.op, "looking for its kernels", error)
+            choice.refuse(f"auto: {told.found}")
+            report.warn(str(told))
 
     def _look_on(self, gpu: str, choice: Choice, config: Any) -> None:
         from infera_compat.kernels import automatic
@@ -432,7 +435,7 @@ class Installation:
             binding.adapter.kernel = best.kernel
             binding.adapter.measured = best.table
 
-    def _give_up(self, op: str, error: Exception) -> None:
+    def _give_up(self, op: str, error: BaseException) -> None:
         """Leave an op to stock, whole, after an accident with its kernel; vLLM goes on."""
         told = _accident(op, f"{self._entries[op]}, which was chosen automatically", error)
         self._leave(op, f"{told.what}: {told.found}")
@@ -569,9 +572,11 @@ class Installation:
             self._salted = bound
 
 
-def _accident(op: str, what: str, error: Exception) -> CompatError:
+def _accident(op: str, what: str, error: BaseException) -> CompatError:
     """What is said where an automatic choice breaks."""
-    found, expected = f"{type(error).__name__}: {error}", "no accident"
+    from infera_compat.kernels.automatic import words_of
+
+    found, expected = words_of(error), "no accident"
     if isinstance(error, CompatError):
         what, found, expected = f"{what}: {error.what}", error.found, error.expected
     else:

@@ -73,7 +73,7 @@ class Unfit(Exception):
 
 def measured_on(gpu: str) -> bool:
     """Whether any installed kernel has a table for a GPU; reads metadata and looks for files."""
-    return any(_table_of(entry, gpu) is not None for entry in registry.find().entries.values())
+    return any(_is_here(entry, gpu) for entry in registry.find().entries.values())
 
 
 def find(
@@ -96,7 +96,8 @@ def find(
     broken: list[CompatError] = []
     for name, entry in sorted(installed.entries.items()):
         try:
-            file = _table_of(entry, gpu)
+            with _of(entry):
+                file = _table_of(entry, gpu)
             if file is None:
                 against[name] = NO_TABLE
                 continue
@@ -139,7 +140,7 @@ def _candidate(
     if kernel.op != measured.op:
         raise Unfit(f"it is for {kernel.op}, its table for {measured.op}")
     folder = records.folder_of(entry.module, entry.is_ours)
-    told = Records(folder, entry.name, gpu, sources.digest(kernel), line_of)
+    told = Records(folder, entry.name, kernel.op, gpu, sources.digest(kernel), line_of)
     why = told.unverified()
     if why is not None:
         raise Unfit(why)
@@ -165,17 +166,34 @@ def _table_of(entry: Entry, gpu: str) -> Path | None:
     return file if file.is_file() else None
 
 
+def _is_here(entry: Entry, gpu: str) -> bool:
+    """Whether there is a table for a GPU, or something that `find` is to tell of."""
+    try:
+        return _table_of(entry, gpu) is not None
+    except Exception:  # noqa: BLE001 (a folder that may not be read, an import hook of others')
+        return True
+
+
 @contextmanager
 def _of(entry: Entry) -> Iterator[None]:
     """Turn whatever a third party's files and code raise into a CompatError."""
     try:
         yield
-    except Exception as error:
-        if isinstance(error, CompatError | Unfit):
-            raise
+    except (CompatError, Unfit, KeyboardInterrupt):
+        raise
+    # An extension's panic is no Exception, and a module may end the process at its import.
+    except BaseException as error:
         raise CompatError(
             "it can't be judged",
-            found=f"{type(error).__name__}: {error}",
+            found=words_of(error),
             expected="a table, records and a module that can be read",
             do=f"Mend or uninstall {entry.distribution}.",
         ) from error
+
+
+def words_of(error: BaseException) -> str:
+    """What an exception says, also one of somebody else's that can't be made a text."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 (it is anybody's __str__)
+        return f"{type(error).__name__}, which can't be printed"

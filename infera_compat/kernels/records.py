@@ -8,6 +8,7 @@ in `recorded/results` of this package. A record speaks for one GPU and for one s
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,20 @@ from typing import Any
 import infera_compat
 from infera_compat.errors import CompatError
 from infera_compat.kernels import sources
+from infera_compat.kernels.kernel import OPS
 from infera_compat.kernels.table import slug
 
 FOLDER = "records"
 SOURCES = "sources"
 """Of a record: by kernel, the digest of the sources that ran (sources.digest)."""
 
-PASS, FAIL = "pass", "fail"
+PASS = "pass"
+HARMLESS = (PASS, "not run")
+"""What a check of verify may have come to; anything else is a failure."""
+
+ENGINE = "engine"
+"""Of a record's name: whole engines, which are of both ops and hold no kernel's times."""
+
 VERIFY = ("kernel", "gpu", "outcomes", "passed")
 BENCH = ("gpu", "release", "cells")
 """The fields that are read of each."""
@@ -32,12 +40,13 @@ BENCH = ("gpu", "release", "cells")
 class Records:
     """The records of one kernel on one GPU that speak for sources of one digest.
 
-    folder: where they lie. kernel: its name. gpu: the device's name. digest: of its sources.
-    line_of: the line of releases (a shim's name) that a release belongs to.
+    folder: where they lie. kernel, op: its name and what it is for. gpu: the device's name.
+    digest: of its sources. line_of: the line of releases (a shim's name) that a release belongs to.
     """
 
     folder: Path
     kernel: str
+    op: str
     gpu: str
     digest: str
     line_of: Callable[[str], str]
@@ -58,7 +67,8 @@ class Records:
         if not of_these:
             return f"verify on {self.gpu} ran other sources than those installed"
         statuses = [_statuses(body) for body in of_these]
-        if any(FAIL in each for each in statuses) or not all(body["passed"] for body in of_these):
+        held = all(body["passed"] is True for body in of_these)
+        if not held or any(each - set(HARMLESS) for each in statuses):
             return f"verify on {self.gpu} did not hold"
         if not all(PASS in each for each in statuses):
             return f"verify on {self.gpu} has run nothing"
@@ -67,12 +77,15 @@ class Records:
     def benched(self, line: str, baselines: frozenset[str]) -> frozenset[str] | str:
         """Which of `baselines` bench measured the kernel against in this line; of none, why.
 
-        A cell that names no baseline (of experts, whose stock code vLLM chooses) is of each.
+        A cell that names no baseline (of experts, whose stock code vLLM chooses) is of each. What
+        was recorded of another op is not read: a broken file of it is nothing to this kernel.
         Raises CompatError for a file that is no record.
         """
         found: set[str] = set()
         others = "no record of bench"
         for file in sorted(self.folder.glob("bench-*.json")):
+            if _is_of_another(file, self.op):
+                continue
             body = _load(file, BENCH)
             cells = [cell for cell in body["cells"] if _measured(cell, body, self.kernel)]
             if not cells or not self._here(body):
@@ -105,6 +118,8 @@ def folder_of(module: str, ours: bool) -> Path:
 
 def _load(file: Path, needed: tuple[str, ...]) -> dict[str, Any]:
     try:
+        if not file.is_file():  # a pipe has no end
+            raise ValueError("no regular file")
         body = json.loads(file.read_bytes())
         if not isinstance(body, dict) or (missing := [x for x in needed if x not in body]):
             raise ValueError(f"no {', '.join(missing)}" if isinstance(body, dict) else "no object")
@@ -123,6 +138,12 @@ def _load(file: Path, needed: tuple[str, ...]) -> dict[str, Any]:
     return body
 
 
+def _is_of_another(file: Path, op: str) -> bool:
+    """Whether a bench record's name says another op: bench-<what>-<gpu>-<release>.json."""
+    what = file.stem.split("-")[1]
+    return what == ENGINE or (what in OPS and OPS[what] != OPS[op])
+
+
 def _statuses(body: Mapping[str, Any]) -> set[str]:
     return {str(outcome.get("status")) for outcome in body["outcomes"]}
 
@@ -134,4 +155,4 @@ def _measured(cell: Mapping[str, Any], body: Mapping[str, Any], kernel: str) -> 
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max

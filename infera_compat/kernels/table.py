@@ -14,7 +14,6 @@ the two times of a cell are those of the length at which the kernel gains least.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from bisect import bisect_left
@@ -282,7 +281,8 @@ def _positive(cell: Mapping[str, Any], name: str) -> int:
 
 def _time(cell: Mapping[str, Any], name: str) -> float:
     value = cell[name]
-    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+    # A whole number may be too large for a float; NaN is between no two numbers.
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} is {value!r}, no time in microseconds")
     return float(value)
 

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -178,6 +179,59 @@ BREAKS: dict[str, Callable[[Path], Any]] = {
     ),
     "can't be loaded": lambda folder: (folder / "__init__.py").write_text("1 / 0", "utf-8"),
 }
+
+
+AT_IMPORT = {
+    "ends the process": "raise SystemExit(3)",
+    "a panic": "class Panic(BaseException): ...\n\n\nraise Panic('of an extension')",
+    "a panic in a name": kernel("one")
+    + dedent("""
+        class B(A):
+            @property
+            def op(self):
+                raise GeneratorExit
+
+        KERNEL = B()
+        """),
+    "no text": "class E(Exception):\n    def __str__(self): raise ValueError\n\n\nraise E",
+}
+
+
+@pytest.mark.parametrize("what", AT_IMPORT)
+def test_whatever_a_module_raises_costs_the_others_nothing(
+    shipped: Callable[..., Path], what: str
+) -> None:
+    (shipped("one") / "__init__.py").write_text(AT_IMPORT[what], "utf-8")
+    shipped("two")
+    found = find()
+    assert (names(found), len(found.broken)) == (["two"], 1)
+    assert "one" in found.against
+
+
+def test_who_interrupts_an_import_ends_the_start(shipped: Callable[..., Path]) -> None:
+    (shipped("one") / "__init__.py").write_text("raise KeyboardInterrupt", "utf-8")
+    with pytest.raises(KeyboardInterrupt):
+        find()
+
+
+def test_a_module_whose_place_can_t_be_looked_at_is_told_and_costs_the_others_nothing(
+    shipped: Callable[..., Path], put_in: Shelf
+) -> None:
+    put_in.put("dist-of-odd", f"odd = package_of_two.{'a' * 300}:KERNEL", None)
+    shipped("two")
+    assert automatic.measured_on(GPU)
+    found = find()
+    assert names(found) == ["two"]
+    assert "File name too long" in found.against["odd"]
+    assert "odd of dist-of-odd 1.0 is not chosen automatically" in str(found.broken[0])
+
+
+def test_a_broken_record_of_attention_leaves_experts_beside_it_alone(
+    shipped: Callable[..., Path],
+) -> None:
+    folder = shipped("one", "experts")
+    put(folder / "records/bench-attention-fake-0.32.0.json", "{")
+    assert names(find("moe", ("experts",))) == ["one"]
 
 
 @pytest.mark.parametrize("what", BREAKS)

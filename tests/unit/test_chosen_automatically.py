@@ -22,9 +22,22 @@ STAND_IN = """
     import os
     from infera_compat.errors import CompatError, Refused
 
+    class Panic(BaseException):
+        pass
+
+    class Speechless(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
     def stage(name):
         if os.environ.get("STAGE") == name:
             raise ValueError(f"a mistake in {name}")
+        if os.environ.get("STAGE") == f"{name} panics":
+            raise Panic(f"a panic in {name}")
+        if os.environ.get("STAGE") == f"{name} is lost for words":
+            raise Speechless
+        if os.environ.get("STAGE") == f"{name} exits":
+            raise SystemExit(7)
         if os.environ.get("STAGE") == f"{name} stops":
             raise CompatError(f"{name} failed", found="this", expected="that", do="Mend it.")
 
@@ -301,7 +314,30 @@ WARM = """
     """
 
 
-@pytest.mark.parametrize("stage", ["look_at_caches", "warm_up", "warm_up stops"])
+OTHERS = ("decide panics", "reserve panics", "decide is lost for words", "choose is lost for words")
+
+
+@pytest.mark.parametrize("stage", OTHERS)
+def test_an_accident_of_another_kind_leaves_the_op_to_stock_too(
+    shipped: Callable[..., Fake], stage: str
+) -> None:
+    fake = shipped()
+    ran = serve(fake, "attention", "explicit", STAGE=stage)
+    assert (layers_of(ran), ran.answer["results"]) == ([(False, None)] * 2, [[12, 16, 20]])
+    (warning,) = ran.said("WARNING")
+    assert "one of dist_one 1.0, which was chosen automatically" in warning
+    assert serve(fake, "attention", "explicit", STAGE=stage, INFERA_STRICT="1").status != 0
+
+
+def test_an_exit_that_vllm_is_told_meanwhile_is_not_swallowed(shipped: Callable[..., Fake]) -> None:
+    """vLLM's engine core takes SIGTERM as a SystemExit, once, wherever it is then."""
+    ran = shipped().run(FIRST + dedent(WARM), STAGE="warm_up exits")
+    assert ran.status == 7
+
+
+@pytest.mark.parametrize(
+    "stage", ["look_at_caches", "warm_up", "warm_up stops", "warm_up is lost for words"]
+)
 def test_an_accident_in_warming_up_leaves_the_op_to_stock_whole(
     shipped: Callable[..., Fake], stage: str
 ) -> None:

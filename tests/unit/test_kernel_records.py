@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,8 @@ BASELINES = frozenset(("FLASH_ATTN", "TRITON_ATTN"))
 PASS, FAIL, NOT_RUN = ({"check": "x", "status": name} for name in ("pass", "fail", "not run"))
 
 
-def of(folder: Path) -> Records:
-    return Records(folder, "one", GPU, DIGEST, infera_shims.line_of)
+def of(folder: Path, op: str = "attention", gpu: str = GPU) -> Records:
+    return Records(folder, "one", op, gpu, DIGEST, infera_shims.line_of)
 
 
 def verify(folder: Path, file: str = "fake", **fields: Any) -> Path:
@@ -52,6 +53,9 @@ def test_a_record_in_which_something_passed_and_nothing_failed_counts(tmp_path: 
         ({"sources": None}, f"verify on {GPU} ran other sources than those installed"),
         ({"outcomes": [PASS, FAIL]}, f"verify on {GPU} did not hold"),
         ({"passed": False}, f"verify on {GPU} did not hold"),
+        ({"passed": "false"}, f"verify on {GPU} did not hold"),
+        ({"outcomes": [PASS, {"check": "x", "status": "error"}]}, f"verify on {GPU} did not hold"),
+        ({"outcomes": [PASS, {"check": "x"}]}, f"verify on {GPU} did not hold"),
         ({"outcomes": [NOT_RUN]}, f"verify on {GPU} has run nothing"),
         ({"outcomes": []}, f"verify on {GPU} has run nothing"),
     ],
@@ -78,8 +82,7 @@ def test_of_two_records_of_the_same_sources_none_may_have_failed(tmp_path: Path)
 
 def test_the_gpus_name_is_compared_as_a_files(tmp_path: Path) -> None:
     verify(tmp_path)
-    named = Records(tmp_path, "one", "nvidia fake", DIGEST, infera_shims.line_of)
-    assert named.unverified() is None
+    assert of(tmp_path, gpu="nvidia fake").unverified() is None
 
 
 def test_where_there_is_no_folder_there_is_no_record(tmp_path: Path) -> None:
@@ -132,6 +135,9 @@ def test_a_bench_that_does_not_count_says_why(
         {"stock_us": None},
         {"stock_us": 0},
         {"stock_us": True},
+        {"stock_us": float("inf")},
+        {"ours_us": float("nan")},
+        {"ours_us": 10**400},
         {"ours_us": "1"},
         {"baseline": "FLASHINFER"},
     ],
@@ -145,6 +151,38 @@ def test_every_release_belongs_to_the_line_of_its_own_shim() -> None:
     for line in releases.read(ROOT / "matrix" / "releases.toml"):
         assert infera_shims.line_of(line.release) == line.shim
     assert infera_shims.line_of("0.34.0") == "main"
+
+
+@pytest.mark.parametrize(
+    ("op", "of_another"),
+    [
+        ("attention", "experts"),
+        ("attention", "engine"),
+        ("mla_decode", "experts"),
+        ("experts", "attention"),
+        ("experts", "mla_decode"),
+        ("experts", "engine"),
+    ],
+)
+def test_what_was_recorded_of_another_op_is_not_read(
+    tmp_path: Path, op: str, of_another: str
+) -> None:
+    bench(tmp_path, {"baseline": "FLASH_ATTN"}, file="of-it")
+    put(tmp_path / f"bench-{of_another}-fake.json", "{")
+    assert of(tmp_path, op).benched("main", BASELINES) == {"FLASH_ATTN"}
+
+
+@pytest.mark.parametrize("kind", ["verify", "bench"])
+def test_a_pipe_or_a_folder_in_a_records_place_is_told_and_not_waited_for(
+    tmp_path: Path, kind: str
+) -> None:
+    os.mkfifo(tmp_path / f"{kind}-one-fake.json")
+    with pytest.raises(CompatError, match="no regular file"):
+        READ[kind](of(tmp_path))
+    (tmp_path / f"{kind}-one-fake.json").unlink()
+    (tmp_path / f"{kind}-one-fake.json").mkdir()
+    with pytest.raises(CompatError, match="no regular file"):
+        READ[kind](of(tmp_path))
 
 
 READ: dict[str, Callable[[Records], object]] = {

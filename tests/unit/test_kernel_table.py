@@ -190,6 +190,7 @@ def test_a_layers_row_says_what_the_table_says(tmp_path: Path, op: str) -> None:
         (body(cell("attention", 8, ours=0)), "ours_us is 0"),
         (body(cell("attention", 8, ours=float("nan"))), "ours_us is nan"),
         (body(cell("attention", 8, stock=float("inf"))), "stock_us is inf"),
+        (body(cell("attention", 8, stock=10**400)), "stock_us is 1000"),
         (body(cell("attention", 8, stock="1")), "stock_us is '1'"),  # type: ignore[arg-type]
     ],
 )
