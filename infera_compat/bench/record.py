@@ -8,7 +8,8 @@ which of them its floor was counted by.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,46 @@ ATTENTION, EXPERTS, ENGINE = "attention", "experts", "engine"
 SAME = ("gpu", "release", "torch", "triton", "commit")
 """What runs of one record have in common."""
 STOCK, OURS, FLOOR = "stock_us", "ours_us", "floor_us"
+
+TEXT, FLAG = "text", "true or false"
+WHOLE, ABOVE, NUMBER = "whole number above zero", "number above zero", "number"
+KINDS_OF_VALUES: Mapping[str, Callable[[Any], bool]] = {
+    TEXT: lambda value: isinstance(value, str),
+    FLAG: lambda value: isinstance(value, bool),
+    WHOLE: lambda value: type(value) is int and value > 0,
+    ABOVE: lambda value: type(value) in (int, float) and 0 < value <= sys.float_info.max,
+    NUMBER: lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max,
+}
+Shape = Mapping[str, Any]
+"""By a field's name: a kind of value, or the shape of an object."""
+
+_CALL: Shape = {
+    **dict.fromkeys(("kernel", "name", "baseline", "mode"), TEXT),
+    **dict.fromkeys((STOCK, OURS, FLOOR, "bytes", "flops"), ABOVE),
+    "chosen": FLAG,
+}
+_SIDE: Shape = {
+    "tok_s": ABOVE,
+    **dict.fromkeys(("ttft_ms", "tpot_ms", "start_s", "peak_gib"), NUMBER),
+}
+READ: Mapping[str, Shape] = {
+    ATTENTION: {
+        **_CALL,
+        **dict.fromkeys(("phase", "cache"), TEXT),
+        **dict.fromkeys(("B", "heads", "kv_heads", "head_size", "block"), WHOLE),
+        "kv_bytes": ABOVE,
+    },
+    EXPERTS: {**_CALL, **dict.fromkeys(("E", "k", "K", "N", "M"), WHOLE)},
+    ENGINE: {
+        **dict.fromkeys(("kernel", "name", "model", "load", "baseline"), TEXT),
+        **dict.fromkeys(("batch", "prompts"), WHOLE),
+        "same_text": NUMBER,
+        "stock": _SIDE,
+        "ours": _SIDE,
+    },
+}
+"""By kind: what is read of each cell."""
+REFUSED: Shape = dict.fromkeys(("name", "kernel", "why"), TEXT)
 
 
 @dataclass
@@ -121,10 +162,22 @@ class Record:
 
 def read(file: Path, kind: str | None = None) -> dict[str, Any]:
     """A record that was written; raises CompatError for a file that is none, or of another kind."""
-    body = files.load(file)
+    try:
+        body = files.load(file)
+    except RecursionError as error:  # a JSON that is nested without end
+        raise files.damaged(file, str(error), "a record of infera-compat bench") from error
     wanted = ("kind", *SAME, SOURCES, "date", "runs", "cells", "refused")
     if missing := [name for name in wanted if name not in body]:
         raise files.damaged(file, f"no {', '.join(missing)}", "a record of infera-compat bench")
+    if body["kind"] not in tuple(READ):  # it may be of any type here, one without a hash too
+        raise files.damaged(file, f"the kind {body['kind']!r}", f"one of {', '.join(READ)}")
+    if not isinstance(body[SOURCES], dict):
+        raise files.damaged(file, f"{SOURCES} {body[SOURCES]!r}", "a digest by kernel")
+    shapes: dict[str, Shape] = {"runs": {}, "cells": READ[body["kind"]], "refused": REFUSED}
+    for name, shape in shapes.items():
+        wrong = next(_wrong(body[name], shape), None)
+        if wrong is not None:
+            raise files.damaged(file, f"{name}{wrong}", "what infera-compat bench writes")
     if kind is not None and body["kind"] != kind:
         raise CompatError(
             f"{file} is the record of another bench",
@@ -133,6 +186,30 @@ def read(file: Path, kind: str | None = None) -> dict[str, Any]:
             do="Give another file.",
         )
     return body
+
+
+def _wrong(several: Any, shape: Shape) -> Iterator[str]:
+    """What is wrong of a record's list of objects."""
+    if not isinstance(several, list):
+        yield f" is a {type(several).__name__}, no list"
+        return
+    for number, each in enumerate(several):
+        for said in _misshapen(each, shape):
+            yield f"[{number}]{said}"
+
+
+def _misshapen(value: Any, shape: Any) -> Iterator[str]:
+    if not isinstance(shape, Mapping):
+        if not KINDS_OF_VALUES[shape](value):
+            yield f" is {value!r}, no {shape}"
+    elif not isinstance(value, dict):
+        yield f" is a {type(value).__name__}, no object"
+    else:
+        for name, inner in shape.items():
+            if name not in value:
+                yield f" has no {name}"
+            else:
+                yield from (f".{name}{said}" for said in _misshapen(value[name], inner))
 
 
 def rates(body: Mapping[str, Any], run: int = -1) -> Rates:

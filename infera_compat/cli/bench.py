@@ -152,7 +152,7 @@ def bench_engines(asked: AskedEngines, rehearse: bool, console: Console) -> int:
         pairs = {f"{kernel} over {over}" for x in known.values() for kernel, over in x.pairs}
         raise CompatError(
             "there is nothing to measure",
-            found=f"no load of --only {asked.only}, --kernel {', '.join(asked.kernels)}",
+            found=f"no load of {_options(asked)}",
             expected=f"a part of a load's name, and one of {', '.join(sorted(pairs))}",
             do="Leave an option out.",
         )
@@ -257,7 +257,22 @@ def write_tables(
     body: Mapping[str, Any], kernels: Sequence[str], folder: Path | None, console: Console
 ) -> int:
     """The same of a record that was read. folder: where; None: beside each kernel's module."""
-    for kernel in kernels or record.kernels(body["cells"]):
+    if body["kind"] not in tables.OPS:
+        raise CompatError(
+            f"no table can be made of a bench of {body['kind']}",
+            found="whole engines, which say nothing of single calls",
+            expected=f"a record of bench {' or '.join(tables.OPS)}",
+            do="Give another file.",
+        )
+    several = kernels or record.kernels(body["cells"])
+    if not several:
+        raise CompatError(
+            "no table can be made",
+            found="a record without a cell",
+            expected="cells in graphs and with a cold cache",
+            do="Run the bench again, with --resume.",
+        )
+    for kernel in several:
         where = tables.write(body, kernel, folder or tables.beside(kernel))
         console.print(Text(f"Table: {where}", style="dim"), soft_wrap=True)
     return 0
@@ -412,11 +427,19 @@ def _subjects(kind: str, asked: Asked, rehearse: bool) -> list[Subject]:
     if not any(subject.cells for subject in found):
         raise CompatError(
             "there is nothing to measure",
-            found=f"no cell of --only {asked.only}, --baseline {', '.join(asked.baselines)}",
+            found=f"no cell of {_options(asked)}",
             expected="a part of a cell's name, as the table at a bench's end has it",
             do="Leave an option out.",
         )
     return found
+
+
+def _options(asked: Asked | AskedEngines) -> str:
+    """What was asked for, as it was written."""
+    given = {"--kernel": asked.kernels, "--baseline": asked.baselines}
+    given["--only"] = (asked.only,) if asked.only is not None else ()
+    words = [f"{option} {value}" for option, values in given.items() for value in values]
+    return ", ".join(words) or "those that there are"
 
 
 def _preferences(kernel: Any, asked: Asked) -> Preferences:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +45,8 @@ def experts(
         folder: of the files; None: beside the kernel's modules.
         console: where a person reads.
 
-    Raises CompatError without a GPU, and for a layer or a bucket that is none.
+    Raises CompatError without a GPU, for a layer or a bucket that is none, and where the file can't
+    be written.
     """
     machine = here()
     import torch
@@ -73,6 +76,7 @@ def experts(
     ]
     file = configs.path(machine.name, folder or configs.FOLDER)
     known = configs.read(file, machine.name) if file.is_file() else {}
+    check_writable(file)
     with progress(console) as bar:
         todo = [(spec, *each) for spec in specs for each in tuning.everything(spec, chosen)]
         task = bar.add_task("compiling", total=len(dict.fromkeys(todo)))
@@ -91,7 +95,8 @@ def experts(
             plans.update({bucket: plan for bucket, (plan, _) in found.items()})
             # After each layer: what was found is not lost when the machine is.
             how = measured(torch.__version__, triton.__version__)
-            configs.write(file, machine.name, how, known)
+            with replaced(file) as partial:
+                configs.write(partial, machine.name, how, known)
             console.print(_table(spec, found))
             del layer
             torch.cuda.empty_cache()
@@ -102,15 +107,58 @@ def experts(
 def sizes(text: str) -> Sizes:
     """E,k,K,N of a layer; CompatError for another text."""
     try:
-        experts_, top_k, hidden, intermediate = (int(part) for part in text.split(","))
+        experts_, top_k, hidden, intermediate = numbers(text)
+        if top_k > experts_:
+            raise ValueError(f"{top_k} of {experts_} experts")
     except ValueError as error:
         raise CompatError(
             f"{text} is no layer",
-            found=text,
+            found=str(error),
             expected="experts,top_k,hidden,intermediate: 128,8,2048,768 say",
             do="Mend --layer.",
         ) from error
     return experts_, top_k, hidden, intermediate
+
+
+def numbers(text: str) -> list[int]:
+    """The whole numbers above zero in a text, between commas; ValueError for another text."""
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
+        raise ValueError(f"{min(found)}, which is not above zero")
+    return found
+
+
+def check_writable(file: Path) -> None:
+    """Raise CompatError, before anything is timed, where a file's folder takes none."""
+    with _or_told(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+
+
+@contextmanager
+def replaced(file: Path) -> Iterator[Path]:
+    """A path to write to, which takes the file's place at the end: who reads it sees all or none.
+
+    Raises CompatError where it can't be written.
+    """
+    partial = file.with_suffix(".partial")
+    with _or_told(file):
+        yield partial
+        partial.replace(file)
+
+
+@contextmanager
+def _or_told(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CompatError(
+            f"what is tuned can't be written to {file}",
+            found=str(error),
+            expected="a file that can be written",
+            do="Give another --folder.",
+        ) from error
 
 
 @dataclass(frozen=True)

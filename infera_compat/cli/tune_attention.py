@@ -36,7 +36,7 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
         folder: of the files; None: beside the kernels' modules.
         console: where a person reads.
 
-    Raises CompatError without a GPU, and for a layer that is none.
+    Raises CompatError without a GPU, for a layer that is none, and where the file can't be written.
     """
     machine = tune.here()
     import torch
@@ -59,6 +59,7 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
     ]
     file = settings.path(machine.name, folder or settings.FOLDER)
     known = settings.read(file, machine.name) if file.is_file() else {}
+    tune.check_writable(file)
     decodings, prefillings = list(tuning.decodings()), tuning.PREFILL_TILES
     with tune.progress(console) as progress:
         todo: list[tuple[Any, ...]] = []
@@ -82,7 +83,8 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
             known[settings.layer(spec)] = settings.Found(decoding, prefilled[0])
             # After each layer: what was found is not lost when the machine is.
             how = tune.measured(torch.__version__, triton.__version__)
-            settings.write(file, machine.name, how, known)
+            with tune.replaced(file) as partial:
+                settings.write(partial, machine.name, how, known)
             console.print(_table(spec, decoded, prefilled))
             del layer
             torch.cuda.empty_cache()
@@ -93,11 +95,13 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
 def sizes(text: str) -> Sizes:
     """heads,kv_heads,head_size of a layer; CompatError for another text."""
     try:
-        heads, kv_heads, head_size = (int(part) for part in text.split(","))
+        heads, kv_heads, head_size = tune.numbers(text)
+        if heads % kv_heads:
+            raise ValueError(f"{heads} heads over {kv_heads}")
     except ValueError as error:
         raise CompatError(
             f"{text} is no layer",
-            found=text,
+            found=str(error),
             expected="heads,kv_heads,head_size: 32,8,128 say",
             do="Mend --layer.",
         ) from error

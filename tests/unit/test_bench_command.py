@@ -11,7 +11,7 @@ import pytest
 from fake_bench import RATES, RUN, TOLD, FakeStock, drained, experts_subject, subject
 
 from infera_compat.bench import run
-from infera_compat.bench.record import ATTENTION, EXPERTS, Record
+from infera_compat.bench.record import ATTENTION, ENGINE, EXPERTS, Record
 
 PNG = b"\x89PNG"
 
@@ -70,6 +70,19 @@ def test_a_record_without_cells_gives_no_picture(tmp_path: Path) -> None:
     done = command("plot", str(file), "--plot", str(tmp_path / "bench.png"))
     assert done.returncode == 2
     assert "there is nothing to draw" in done.stderr
+
+
+def test_a_record_without_cells_gives_no_table(tmp_path: Path) -> None:
+    file = tmp_path / "empty.json"
+    Record.begin(ATTENTION, TOLD, RUN, file, False).save()
+    done = command("table", str(file), "--folder", str(tmp_path / "tables"))
+    assert done.returncode == 2
+    assert "no table can be made. Found: a record without a cell" in done.stderr
+    Record.begin(ENGINE, TOLD, RUN, tmp_path / "engine.json", False).save()
+    done = command("table", str(tmp_path / "engine.json"), "--kernel", "infera_experts")
+    assert done.returncode == 2
+    assert "no table can be made of a bench of engine" in done.stderr
+    assert not (tmp_path / "tables").exists()
 
 
 def test_tables_are_written_where_one_says(attention: Path, tmp_path: Path) -> None:

@@ -205,7 +205,43 @@ def test_a_plan_reads_the_record(tmp_path: Path) -> None:
     assert len(found.cells) == len(kept.cells)
 
 
-@pytest.mark.parametrize("body", ["", "[]", "{}", '{"kind": "attention"}'])
+DAMAGE: dict[str, tuple[Any, str]] = {
+    "kind": ("banana", "the kind 'banana'"),
+    "sources": ([], "sources []"),
+    "runs": (7, "runs is a int, no list"),
+    "refused": ([{"name": "x", "kernel": "y"}], "refused[0] has no why"),
+    "cells": ([7], "cells[0] is a int, no object"),
+}
+CELL: dict[str, tuple[Any, str]] = {
+    "kernel": (None, "cells[0].kernel is None, no text"),
+    "B": (True, "cells[0].B is True, no whole number above zero"),
+    "stock_us": (float("nan"), "cells[0].stock_us is nan, no number above zero"),
+    "ours_us": (-1.0, "cells[0].ours_us is -1.0, no number above zero"),
+    "floor_us": (10**400, "no number above zero"),
+    "chosen": (1, "cells[0].chosen is 1, no true or false"),
+}
+
+
+@pytest.mark.parametrize("field", [*DAMAGE, *CELL])
+def test_what_is_wrong_of_a_record_is_named(tmp_path: Path, field: str) -> None:
+    file = tmp_path / "bench.json"
+    measured(FakeStock(), subject(several=cells.attention(8)[:1]), into=begun(file))
+    body = record.read(file)
+    value, said = (DAMAGE | CELL)[field]
+    (body if field in DAMAGE else body["cells"][0])[field] = value
+    file.write_text(json.dumps(body), "utf-8")
+    with pytest.raises(CompatError) as caught:
+        record.read(file)
+    assert "is damaged" in caught.value.what
+    assert said in caught.value.found
+    if field in CELL:
+        del body["cells"][0][field]
+        file.write_text(json.dumps(body), "utf-8")
+        with pytest.raises(CompatError, match=rf"cells\[0\] has no {field}"):
+            record.read(file)
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{}", '{"kind": "attention"}', "[" * 100_000])
 def test_a_file_that_is_no_record_is_named(tmp_path: Path, body: str) -> None:
     file = tmp_path / "bench.json"
     file.write_text(body)
