@@ -73,7 +73,9 @@ class Unfit(Exception):
 
 def measured_on(gpu: str) -> bool:
     """Whether any installed kernel has a table for a GPU; reads metadata and looks for files."""
-    return any(_is_here(entry, gpu) for entry in registry.find().entries.values())
+    found = registry.find()
+    claimed = (one.entry for one in found.broken)
+    return any(_is_here(entry, gpu) for entry in (*found.entries.values(), *claimed))
 
 
 def find(
@@ -94,6 +96,10 @@ def find(
     candidates: list[Candidate] = []
     against: dict[str, str] = {}
     broken: list[CompatError] = []
+    for one in installed.broken:
+        # Whose name it is not: nobody knows for which op, so both are told.
+        if one.entry.name not in installed.entries and _is_here(one.entry, gpu):
+            against[one.entry.name] = one.found
     for name, entry in sorted(installed.entries.items()):
         try:
             with _of(entry):

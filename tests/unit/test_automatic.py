@@ -234,6 +234,17 @@ def test_a_broken_record_of_attention_leaves_experts_beside_it_alone(
     assert names(find("moe", ("experts",))) == ["one"]
 
 
+def test_a_name_that_two_distributions_claim_is_nobodys_and_says_so(
+    shipped: Callable[..., Path], put_in: Shelf
+) -> None:
+    shipped("one")
+    put_in.put("dist-of-another", "one = elsewhere:KERNEL", None)
+    assert automatic.measured_on(GPU)
+    found = find()
+    assert names(found) == []
+    assert "name taken by dist-of-another 1.0" in found.why_not(GPU)
+
+
 @pytest.mark.parametrize("what", BREAKS)
 def test_what_is_broken_is_told_and_costs_the_others_nothing(
     shipped: Callable[..., Path], what: str
