@@ -1,4 +1,4 @@
-"""A child process that is to be stopped, and one of another interpreter."""
+"""A child process that is to be stopped, that fails, and one of another interpreter."""
 
 from __future__ import annotations
 
@@ -32,10 +32,35 @@ def test_stop_ends_a_silent_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         os.kill(int(number.read_text()), 0)
 
 
+WORKER = """
+print("(Worker) ERROR vllm.errors.WrongError: the cause")
+for i in range(60):
+    print("traceback", i)
+raise SystemExit("Exception: it failed to start")
+"""
+
+
+def test_an_error_above_its_last_lines_is_told_too(tmp_path: Path) -> None:
+    """A worker's traceback comes before its parent's, which may be longer than what is kept."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    with pytest.raises(child.ChildError) as failed:
+        child.spawn("worker", [], {"PYTHONPATH": str(tmp_path), "PYTHONUNBUFFERED": "1"})
+    told = str(failed.value).splitlines()
+    assert "exited with status 1" in told[0]
+    assert told[0].endswith("Errors further up:")
+    assert told[1:4] == [
+        "    (Worker) ERROR vllm.errors.WrongError: the cause",
+        "Its last lines:",
+        "    traceback 21",
+    ]
+    assert told[-1].strip() == "Exception: it failed to start"
+
+
 def test_it_runs_by_the_interpreter_that_is_named(tmp_path: Path) -> None:
     other = tmp_path / "python"
     other.write_text(f'#!/bin/sh\necho by another\nexec "{sys.executable}" "$@"\n')
     other.chmod(0o755)
-    lines = child.spawn("platform", [], child.environment(), python=str(other))
+    output = child.spawn("platform", [], child.environment(), python=str(other))
+    lines = list(output.last)
     assert lines[0] == "by another"
     assert len(lines) == 2

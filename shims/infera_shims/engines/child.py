@@ -10,13 +10,15 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +39,46 @@ OWN_PREFIX = "INFERA_"
 """Switches of the caller that must not leak into a run that is to be compared with another."""
 
 LAST_LINES = 40
+CAUSE = re.compile(r"\b\w*(?:Error|Exception): ")
+"""A line that ends a traceback. A worker's stands above the tail: its parent's own comes after."""
+MOST_CAUSES = 5
 GRACE_S = 5.0
 LOOK_S = 1.0
 """How often, in silence, it is looked whether the child lives and whether it is to be stopped."""
 
 
 class ChildError(RuntimeError):
-    """A child process failed or took too long; the message ends with its last lines."""
+    """A child process failed or took too long.
+
+    The message ends with its last lines, and before them the errors told further up.
+    """
 
 
 class Stopped(Exception):
     """A child process was ended because its caller's `stop` was set."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is kept of a child's output.
+
+    Attributes:
+        last: its last lines, at most `LAST_LINES`.
+        causes: the first lines above them that name an error, at most `MOST_CAUSES`.
+    """
+
+    last: collections.deque[str] = field(
+        default_factory=lambda: collections.deque(maxlen=LAST_LINES)
+    )
+    causes: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        """Keep the next line in place of the first, unless that one names an error."""
+        if len(self.last) == LAST_LINES and len(self.causes) < MOST_CAUSES:
+            leaving = self.last[0]
+            if CAUSE.search(leaving):
+                self.causes.append(leaving)
+        self.last.append(line)
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -114,18 +145,18 @@ def spawn(
     timeout_s: float = 900.0,
     python: str = sys.executable,
     stop: threading.Event | None = None,
-) -> list[str]:
+) -> Output:
     """Run `python -m module arguments` in a process group of its own; arguments as for `run`.
 
     Returns:
-        The last lines of its output (at most `LAST_LINES`).
+        What is kept of its output.
 
     Raises:
         ChildError: it exited with a status other than 0, or took longer than `timeout_s`.
         Stopped: `stop` was set.
     """
     began = time.monotonic()
-    last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+    output = Output()
     process = subprocess.Popen(
         [python, "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
@@ -145,7 +176,7 @@ def spawn(
                 raise Stopped
             left = began + timeout_s - time.monotonic()
             if left <= 0:
-                raise ChildError(_message(module, f"took longer than {timeout_s:.0f} s", last))
+                raise ChildError(_message(module, f"took longer than {timeout_s:.0f} s", output))
             try:
                 line = lines.get(timeout=min(left, LOOK_S))
             except queue.Empty:
@@ -154,21 +185,21 @@ def spawn(
                 break  # it is gone; what still holds its output is left over and ended below
             if line is None:
                 break
-            last.append(line)
+            output.add(line)
             if echo is not None:
                 echo(line)
         try:
             status = process.wait(max(GRACE_S, began + timeout_s - time.monotonic()))
         except subprocess.TimeoutExpired as error:
             late = f"took longer than {timeout_s:.0f} s"
-            raise ChildError(_message(module, late, last)) from error
+            raise ChildError(_message(module, late, output)) from error
     finally:
         _end(process)
         reader.join(GRACE_S)
     if status != 0:
-        took = time.monotonic() - began
-        raise ChildError(_message(module, f"exited with status {status} after {took:.0f} s", last))
-    return list(last)
+        exited = f"exited with status {status} after {time.monotonic() - began:.0f} s"
+        raise ChildError(_message(module, exited, output))
+    return output
 
 
 def _read(process: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:
@@ -194,6 +225,11 @@ def _signal(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _message(module: str, what: str, lines: Sequence[str]) -> str:
-    tail = "\n".join(f"    {line}" for line in lines) or "    (none)"
-    return f"python -m {module} {what}. Its last lines:\n{tail}"
+def _message(module: str, what: str, output: Output) -> str:
+    causes = ["Errors further up:", *_indented(output.causes)] if output.causes else []
+    tail = ["Its last lines:", *(_indented(output.last) or ["    (none)"])]
+    return f"python -m {module} {what}. " + "\n".join([*causes, *tail])
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
