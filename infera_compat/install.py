@@ -1,19 +1,14 @@
-"""Picks the shim, binds each op whole or not at all, and keeps the book of this process."""
+"""Binds each op whole or not at all, and keeps the book of this process."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infera_compat import __version__, report
+from infera_compat import __version__, enforce, fingerprint, report, shims
 from infera_compat.binding import Binding
-from infera_compat.contracts import Moved, Verdict, judge
-from infera_compat.definitions import Source
+from infera_compat.contracts import Verdict
 from infera_compat.errors import CompatError, Refused
 from infera_compat.kernels.kernel import OPS as KERNEL_OPS
 from infera_compat.kernels.kernel import Kernel
@@ -34,7 +29,6 @@ MEASURED_ON = ("cuda",)
 A CPU is none: a kernel owns its cache and its unpacked weights there, so that no step could be
 stock's where the kernel's table says so.
 """
-FINGERPRINT = "INFERA_COMPAT_FINGERPRINT"
 STEPS_TO_FIRE = 16
 """After so many steps that served, a bound layer that never ran is told of."""
 
@@ -77,7 +71,7 @@ class Installation:
                 expected="a vLLM from 0.22",
                 do="Install vLLM beside infera-compat.",
             )
-        self.shim, self.verdict = pick(self.release)
+        self.shim, self.verdict = shims.pick(self.release)
         self.ledger.choices.update({op: self.choose(op) for op in OPS})
 
     def choose(self, op: str) -> Choice:
@@ -100,7 +94,7 @@ class Installation:
 
         _, shim, _ = self._judged()
         found = automatic.find(
-            choice.op, gpu, shim.name, _shims().line_of, kinds, self.settings.kernel_table
+            choice.op, gpu, shim.name, shims.loaded().line_of, kinds, self.settings.kernel_table
         )
         for error in found.broken:
             if self.settings.strict:
@@ -177,7 +171,7 @@ class Installation:
                 against[seam] = f"moved: {', '.join(x.need.symbol for x in moved)}"
             elif choice.kernel is None:
                 against[seam] = f"nothing to bind ({choice.why_not})"
-            elif choice.op in self._kernels and not _shims().carries(
+            elif choice.op in self._kernels and not shims.loaded().carries(
                 seam, self._kernels[choice.op]
             ):
                 against[seam] = f"it only passes through: {choice.kernel} can't be bound by it"
@@ -210,7 +204,7 @@ class Installation:
             self._before_another(config)
             return
         self.judge()
-        device_type = _shims().device_type()
+        device_type = shims.loaded().device_type()
         for choice in self.ledger.choices.values():
             self._look(choice, device_type, config)
         self._bind_chosen(self.ledger.choices.values(), device_type)
@@ -229,9 +223,9 @@ class Installation:
                 adapter.choose(self.settings, self._entries[op].source)
                 adapter.reserve()
         self._leave_unused()
-        self._enforce_named()
+        enforce.some_layer(self._kernels, self.ledger)
         if self.settings.strict:
-            self._enforce_layers()
+            enforce.every_layer(self.ledger)
         report.say(report.model_lines(self.ledger.choices.values(), self.ledger.layers.values()))
         self.append("model_built")
 
@@ -250,7 +244,7 @@ class Installation:
                 rows = report.model_lines([choice], self.ledger.of(op))
                 report.warn(f"{rows}\n  (after a look at the KV caches)")
         self._leave_unused()
-        self._enforce_named()
+        enforce.some_layer(self._kernels, self.ledger)
 
     def served(self) -> None:
         """A step served requests; the first one is reported."""
@@ -317,23 +311,9 @@ class Installation:
         self._salt_compile_cache()
 
     def fingerprint(self) -> str:
-        """What a compiled graph depends on: our version, our sources, what is bound.
-
-        Equal on all ranks: nothing of a process goes in.
-        """
-        bound = [
-            (c.op, c.kernel, c.seams, self._of_kernel(c.op))
-            for c in self.ledger.choices.values()
-            if c.kernel
-        ]
-        return hashlib.sha256(f"{__version__} {bound} {_sources()}".encode()).hexdigest()[:16]
-
-    def _of_kernel(self, op: str) -> str:
-        """What a graph depends on of a kernel, which may be a third party's: its whole package."""
-        if op not in self._kernels:
-            return ""
-        package = type(self._kernels[op]).__module__.partition(".")[0]
-        return f"{self._entries[op].source} {_hash_of(package)}"
+        """What a compiled graph depends on of us; equal on all ranks."""
+        sources = {op: entry.source for op, entry in self._entries.items()}
+        return fingerprint.of(self.ledger.choices.values(), self._kernels, sources)
 
     def _judged(self) -> tuple[Release, Shim, Verdict]:
         if self.release is None or self.shim is None or self.verdict is None:
@@ -347,12 +327,12 @@ class Installation:
         )
         with binding:
             if choice.op in self._kernels:
-                binding.adapter = _shims().adapt(self._kernels[choice.op], self.ledger)
+                binding.adapter = shims.loaded().adapt(self._kernels[choice.op], self.ledger)
                 if choice.op in self._chosen:
                     binding.adapter.measured = self._chosen[choice.op].table
             for seam in plan:
                 try:
-                    _shims().bind(binding, seam, shim)
+                    shims.loaded().bind(binding, seam, shim)
                 except Refused as refusal:  # before it changed anything
                     choice.not_taken[seam] = str(refusal)
                     choice.notes.append(f"not by {seam}: {refusal}")
@@ -372,7 +352,7 @@ class Installation:
             for choice in chosen:
                 if choice.kernel:
                     self._bind(choice, plans[choice.op])
-            self._enforce_choices()
+            enforce.bound(self.ledger.choices.values(), self.settings.strict)
             self._salt_compile_cache()
         except Exception:
             self.stand_back("binding the ops failed")
@@ -380,7 +360,7 @@ class Installation:
 
     def _before_another(self, config: Any) -> None:
         """Before a later model of this process: `auto` may choose another way for it."""
-        device_type = _shims().device_type()
+        device_type = shims.loaded().device_type()
         anew = []
         for op, choice in self.ledger.choices.items():
             if choice.asked != AUTO:
@@ -391,7 +371,7 @@ class Installation:
                 anew.append(self.ledger.choices[op])
                 continue
             with self.falls_back(op):
-                asked = _shims().asked(op, config)
+                asked = shims.loaded().asked(op, config)
                 if asked:
                     self._leave(op, f"auto: {asked}")
         if any(choice.kernel for choice in anew):
@@ -406,11 +386,11 @@ class Installation:
             choice.why_not = f"auto: no kernel is chosen on a {device_type}"
             return
         try:
-            self._look_on(_shims().device_name(), choice, config)
+            self._look_on(shims.loaded().device_name(), choice, config)
         except Exception as error:
             if self.settings.strict:
                 raise
-            told = _accident(choice.op, "looking for its kernels", error)
+            told = enforce.accident(choice.op, "looking for its kernels", error)
             choice.refuse(f"auto: {told.found}")
             report.warn(str(told))
 
@@ -420,11 +400,11 @@ class Installation:
         if not automatic.measured_on(gpu):
             choice.why_not = f"auto: {automatic.Found().why_not(gpu)}"
             return
-        asked = _shims().asked(choice.op, config)
+        asked = shims.loaded().asked(choice.op, config)
         if asked:
             choice.why_not = f"auto: {asked}"
             return
-        self.choose_automatically(choice, gpu, _shims().kinds(choice.op, config))
+        self.choose_automatically(choice, gpu, shims.loaded().kinds(choice.op, config))
 
     def _take(self, choice: Choice, best: Candidate) -> None:
         self._kernels[choice.op], self._entries[choice.op] = best.kernel, best.entry
@@ -437,7 +417,7 @@ class Installation:
 
     def _give_up(self, op: str, error: BaseException) -> None:
         """Leave an op to stock, whole, after an accident with its kernel; vLLM goes on."""
-        told = _accident(op, f"{self._entries[op]}, which was chosen automatically", error)
+        told = enforce.accident(op, f"{self._entries[op]}, which was chosen automatically", error)
         self._leave(op, f"{told.what}: {told.found}")
         report.warn(str(told))
 
@@ -487,24 +467,14 @@ class Installation:
     def _warn_of_moved(self, choices: Iterable[Choice], device_type: str) -> None:
         """Say what moved of the seams that were to be taken; stop there under INFERA_STRICT."""
         release, shim, verdict = self._judged()
-        fates: list[str] = []
-        symbols: dict[str, Moved] = {}
+        fates = []
         for choice in choices:
             candidates, kind = _candidates(choice, shim, device_type)
             needs = [need for seam in candidates for need in shim.group(choice.op, seam, kind)]
-            moved = verdict.among(needs)
-            if choice.asked == OFF or not moved:
-                continue
-            symbols |= {x.need.symbol: x for x in moved}
-            fates.append(f"{choice.op} {'is bound otherwise' if choice.kernel else 'stays stock'}")
-        if not fates:
+            fates.append((choice, verdict.among(needs)))
+        error = enforce.moved(str(release), shim.name, verdict.of, fates)
+        if error is None:
             return
-        error = CompatError(
-            f"vLLM {release} is not what shim {shim.name} was written for; {' and '.join(fates)}",
-            found="; ".join(str(moved) for moved in symbols.values()),
-            expected=f"all {verdict.of} contracts of {shim.name} to hold",
-            do="Upgrade infera-compat, or install a vLLM that it lists.",
-        )
         if self.settings.strict:
             raise error
         report.warn(str(error))
@@ -525,68 +495,14 @@ class Installation:
             )
         return kernel
 
-    def _enforce_named(self) -> None:
-        """A kernel that was asked for by name must have got a layer."""
-        for choice in self.ledger.choices.values():
-            named = choice.op in self._kernels and choice.asked != AUTO
-            if not named or self.ledger.bound(choice.op):
-                continue
-            layers = self.ledger.of(choice.op)
-            why = f"{layers[0].layer}: {layers[0].why_not}" if layers else "no such layers"
-            raise CompatError(
-                f"{choice.asked} was asked for {choice.op} and got none of {len(layers)} layers",
-                found=why,
-                expected="a layer that it takes",
-                do=f"Unset INFERA_{choice.op.upper()}.",
-            )
-
-    def _enforce_choices(self) -> None:
-        for choice in self.ledger.choices.values():
-            named = choice.asked not in (AUTO, PASSTHROUGH, OFF)
-            wanted = named or (self.settings.strict and choice.asked == PASSTHROUGH)
-            if wanted and choice.kernel is None:
-                raise CompatError(
-                    f"{choice.asked} was asked for {choice.op} and can't be bound",
-                    found=str(choice.why_not),
-                    expected="a seam of this release that takes it",
-                    do=f"Unset INFERA_{choice.op.upper()}, or INFERA_STRICT.",
-                )
-
-    def _enforce_layers(self) -> None:
-        for choice in self.ledger.choices.values():
-            stock = [layer for layer in self.ledger.of(choice.op) if not layer.bound]
-            if choice.asked in (AUTO, OFF) or not stock:
-                continue
-            raise CompatError(
-                f"INFERA_STRICT: {choice.asked} does not cover every layer of {choice.op}",
-                found=f"{len(stock)} stock layers, first {stock[0].layer} ({stock[0].why_not})",
-                expected="all of them bound",
-                do="Unset INFERA_STRICT to serve with a mix.",
-            )
-
     def _salt_compile_cache(self) -> None:
         """Put the fingerprint into vLLM's compile key, and no key where nothing is bound."""
         bound = any(choice.kernel for choice in self.ledger.choices.values())
         if bound != self._salted:
-            _shims().salt_compile_cache(FINGERPRINT, self.fingerprint if bound else None)
+            shims.loaded().salt_compile_cache(
+                fingerprint.VARIABLE, self.fingerprint if bound else None
+            )
             self._salted = bound
-
-
-def _accident(op: str, what: str, error: BaseException) -> CompatError:
-    """What is said where an automatic choice breaks."""
-    from infera_compat.kernels.automatic import words_of
-
-    found, expected = words_of(error), "no accident"
-    if isinstance(error, CompatError):
-        what, found, expected = f"{what}: {error.what}", error.found, error.expected
-    else:
-        what = f"{what} failed"
-    return CompatError(
-        f"{op} stays stock: {what}",
-        found=found,
-        expected=expected,
-        do=f"Please report this; INFERA_{op.upper()}=off keeps it from being tried.",
-    )
 
 
 def _candidates(choice: Choice, shim: Shim, device_type: str) -> tuple[tuple[str, ...], str | None]:
@@ -594,51 +510,3 @@ def _candidates(choice: Choice, shim: Shim, device_type: str) -> tuple[tuple[str
     if choice.forced != AUTO:
         return (choice.forced,), None
     return shim.automatic(choice.op, device_type), device_type
-
-
-def pick(
-    release: Release, recorded: Mapping[str, Mapping[str, list[str]]] | None = None
-) -> tuple[Shim, Verdict]:
-    """The shim whose contracts all hold; of several, the one that asks for most.
-
-    The version only says which is tried first, and which of two that ask for as much. Where none
-    holds whole: the one of which least moved. recorded: the files of recorded releases by shim,
-    which are not read again; by default those of this wheel.
-    """
-    shims = _shims()
-    known = shims.recorded() if recorded is None else recorded
-    source = Source(release.root)
-    tried = []
-    order = shims.order(release.version)
-    most = max(len(shim.needs) for shim in order)
-    for shim in order:
-        verdict = judge(source, shim.needs, known.get(shim.name, {}))
-        if verdict.known or (not verdict.moved and verdict.of == most):
-            return shim, verdict
-        tried.append((shim, verdict))
-    whole = [pair for pair in tried if not pair[1].moved]
-    if whole:
-        return max(whole, key=lambda pair: pair[1].of)
-    return min(tried, key=lambda pair: len(pair[1].moved))
-
-
-def _shims() -> Any:
-    """The one place where the core reaches the code that knows vLLM; by name, and late."""
-    return importlib.import_module("infera_shims")
-
-
-@cache
-def _sources() -> str:
-    """A hash over our own source files: what a traced graph may hold of them."""
-    return _hash_of("infera_compat") + _hash_of("infera_shims")
-
-
-@cache
-def _hash_of(package: str) -> str:
-    """A hash over the source files of a package, or of a module without one."""
-    file = Path(str(importlib.import_module(package).__file__))
-    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    digest = hashlib.sha256()
-    for each in files:
-        digest.update(each.read_bytes())
-    return digest.hexdigest()

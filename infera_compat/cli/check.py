@@ -22,8 +22,9 @@ from infera_compat.cli.recorded import Record
 from infera_compat.contracts import Need, Verdict
 from infera_compat.definitions import Source
 from infera_compat.errors import CompatError
-from infera_compat.install import OPS, pick
+from infera_compat.install import OPS
 from infera_compat.release import Release
+from infera_compat.shims import pick
 
 if TYPE_CHECKING:
     from infera_shims.shim import Shim

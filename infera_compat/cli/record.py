@@ -17,8 +17,8 @@ from infera_compat.cli.recorded import CONTRACTS, SHIMS, Record
 from infera_compat.contracts import Need
 from infera_compat.definitions import Definition, Source
 from infera_compat.errors import CompatError
-from infera_compat.install import pick
 from infera_compat.release import Release
+from infera_compat.shims import pick
 
 FILES = Path("shims/infera_shims/recorded/files.json")
 

@@ -19,8 +19,8 @@ from infera_compat.cli.check import find, nearest, parse
 from infera_compat.cli.fetch import Unpublished, fetch
 from infera_compat.cli.finding import changes
 from infera_compat.errors import CompatError
-from infera_compat.install import pick
 from infera_compat.release import at
+from infera_compat.shims import pick
 
 RECORDED = recorded.releases()
 NEWEST = list(RECORDED)[-1]

@@ -13,8 +13,8 @@ import infera_shims
 from infera_compat.cli import recorded
 from infera_compat.contracts import Need, judge
 from infera_compat.definitions import Definition, Source
-from infera_compat.install import pick
 from infera_compat.release import at
+from infera_compat.shims import pick
 
 SHIMS = {shim.name: shim for shim in infera_shims.order(None)}
 RELEASES = recorded.releases()

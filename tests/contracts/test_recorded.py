@@ -16,8 +16,9 @@ from infera_compat.cli.record import FILES, needs
 from infera_compat.cli.recorded import CONTRACTS
 from infera_compat.contracts import ANY, Need, judge
 from infera_compat.definitions import ASYNC, Source
-from infera_compat.install import OPS, pick
+from infera_compat.install import OPS
 from infera_compat.release import at
+from infera_compat.shims import pick
 
 ROOT = Path(__file__).parents[2]
 RECORDED = recorded.releases()

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import tomllib
 
-from infera_compat.install import Installation, pick
+from infera_compat.install import Installation
 from infera_compat.release import Release, installed
 from infera_compat.settings import Settings
+from infera_compat.shims import pick
 from infera_shims.engines import child
 
 LINES = tomllib.loads(Path(__file__, "../../../matrix/releases.toml").resolve().read_text("utf-8"))

@@ -14,8 +14,8 @@ from mutations import mutations
 
 from infera_compat.contracts import judge
 from infera_compat.definitions import Source
-from infera_compat.install import pick
 from infera_compat.release import Release, at, installed
+from infera_compat.shims import pick
 
 BUDGET_S = 0.3
 

@@ -14,8 +14,8 @@ import infera_shims
 from infera_compat import release
 from infera_compat.contracts import ANY, Moved, Need, Verdict, hashes, judge
 from infera_compat.definitions import Source
-from infera_compat.install import pick
 from infera_compat.settings import SEAMS
+from infera_compat.shims import pick
 
 # What 0.32.0's files parse to that its shim reads; 0.22.1's and 0.23.0's to less.
 NODES = 45_000

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 import infera_shims
 from infera_compat import release
-from infera_compat.install import pick
+from infera_compat.shims import pick
 
 LINES = tuple(RECORDED)
 

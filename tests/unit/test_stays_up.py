@@ -18,10 +18,10 @@ SERVE = """
 RIGHT = [13, 19]
 SERVE_FLAT = dedent(SERVE)
 LOST = """
-    import infera_compat.install as install
+    import infera_compat.shims as shims
     def lost(*args):
         raise PermissionError("not yours")
-    install.judge = lost
+    shims.judge = lost
 """
 
 
