@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
-from infera_compat.errors import CompatError, Refused
+from infera_compat.errors import CompatError, Refused, words_of
 from infera_compat.imports import when_imported
 from infera_compat.ledger import Choice, Ledger
 from infera_compat.originals import Originals
@@ -68,7 +68,7 @@ class Binding:
         self.originals.restore()
         if isinstance(error, CompatError) or not isinstance(error, Exception):
             return False
-        reason = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, Refused) else words_of(error)
         self.choice.refuse(reason)
         self.fell_back(self.choice, reason)
         return True

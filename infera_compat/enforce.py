@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from infera_compat.contracts import Moved
-from infera_compat.errors import CompatError
+from infera_compat.errors import CompatError, words_of
 from infera_compat.ledger import Choice, Ledger
 from infera_compat.settings import AUTO, OFF, PASSTHROUGH
 
@@ -86,8 +86,6 @@ def moved(
 
 def accident(op: str, what: str, error: BaseException) -> CompatError:
     """What is said where an automatic choice breaks."""
-    from infera_compat.kernels.automatic import words_of
-
     found, expected = words_of(error), "no accident"
     if isinstance(error, CompatError):
         what, found, expected = f"{what}: {error.what}", error.found, error.expected

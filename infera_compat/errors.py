@@ -23,3 +23,11 @@ class CompatError(RuntimeError):
 
 class Refused(Exception):
     """A seam that can't be bound with certainty: the op stays stock, and this says why."""
+
+
+def words_of(error: BaseException) -> str:
+    """What an exception says, also one of somebody else's that can't be made a text."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 (it is anybody's __str__)
+        return f"{type(error).__name__}, which can't be printed"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from infera_compat import report
-from infera_compat.errors import CompatError
+from infera_compat.errors import CompatError, words_of
 
 
 @contextmanager
@@ -24,11 +24,11 @@ def harmless(what: str, strict: bool) -> Iterator[None]:
         if strict:
             raise CompatError(
                 f"{what} failed, under INFERA_STRICT or for a kernel asked for by name",
-                found=f"{type(error).__name__}: {error}",
+                found=words_of(error),
                 expected="no accident",
                 do="Unset those to go on with stock vLLM.",
             ) from error
         report.warn(
-            f"infera-compat: {what} failed ({type(error).__name__}: {error}). vLLM goes on "
+            f"infera-compat: {what} failed ({words_of(error)}). vLLM goes on "
             "without it. Please report this; INFERA_VLLM_OPS_DISABLE=1 keeps us out of the way."
         )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infera_compat.errors import CompatError
+from infera_compat.errors import CompatError, words_of
 from infera_compat.kernels import records, registry, sources
 from infera_compat.kernels.kernel import OPS
 from infera_compat.kernels.records import Records
@@ -175,8 +175,9 @@ def _table_of(entry: Entry, gpu: str) -> Path | None:
 def _is_here(entry: Entry, gpu: str) -> bool:
     """Whether there is a table for a GPU, or something that `find` is to tell of."""
     try:
-        return _table_of(entry, gpu) is not None
-    except Exception:  # noqa: BLE001 (a folder that may not be read, an import hook of others')
+        with _of(entry):
+            return _table_of(entry, gpu) is not None
+    except CompatError:
         return True
 
 
@@ -195,11 +196,3 @@ def _of(entry: Entry) -> Iterator[None]:
             expected="a table, records and a module that can be read",
             do=f"Mend or uninstall {entry.distribution}.",
         ) from error
-
-
-def words_of(error: BaseException) -> str:
-    """What an exception says, also one of somebody else's that can't be made a text."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 (it is anybody's __str__)
-        return f"{type(error).__name__}, which can't be printed"

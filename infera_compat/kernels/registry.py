@@ -12,7 +12,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from infera_compat.errors import CompatError
+from infera_compat.errors import CompatError, words_of
 from infera_compat.kernels.kernel import ATTENTION, CONTRACT, EXPERTS, MLA_DECODE, OPS, Kernel
 from infera_compat.settings import MODES
 
@@ -191,8 +191,7 @@ def checked(entry: Entry, kernel: AnyKernel) -> None:
     try:
         name, op, contract = kernel.name, kernel.op, kernel.contract
     except Exception as error:  # a property may raise anything
-        found = f"{type(error).__name__}: {error}"
-        raise _wrong(entry, found, "a kernel with name, op and contract") from error
+        raise _wrong(entry, words_of(error), "a kernel with name, op and contract") from error
     if contract != CONTRACT:
         raise _wrong(
             entry,
@@ -219,8 +218,7 @@ def _module(entry: Entry) -> ModuleType:
     except (Exception, SystemExit) as error:  # a module that ends the process at its import, too
         if isinstance(error, ModuleNotFoundError) and error.name in NOT_HERE:
             raise _wrong(entry, str(error), f"{error.name} to be installed") from error
-        found = f"{type(error).__name__}: {error}"
-        raise _wrong(entry, found, f"a module {name!r} that can be imported") from error
+        raise _wrong(entry, words_of(error), f"a module {name!r} that can be imported") from error
 
 
 def _attribute(module: ModuleType, entry: Entry) -> object:
@@ -229,8 +227,7 @@ def _attribute(module: ModuleType, entry: Entry) -> object:
         try:
             value = getattr(value, part)
         except Exception as error:  # a module's __getattr__ may raise anything
-            found = f"{type(error).__name__}: {error}"
-            raise _wrong(entry, found, f"{entry.value} to be there") from error
+            raise _wrong(entry, words_of(error), f"{entry.value} to be there") from error
     return value
 
 

@@ -129,6 +129,17 @@ def test_an_accident_of_ours_while_binding(fake: Fake) -> None:
     assert fake.run(LOST + SERVE, INFERA_STRICT="1", **BOTH).status != 0
 
 
+def test_an_error_that_can_t_be_printed_costs_no_start_either(fake: Fake) -> None:
+    speechless = LOST.replace(
+        'PermissionError("not yours")',
+        'type("Speechless", (Exception,), {"__str__": lambda error: 1 / 0})',
+    )
+    ran = fake.run(speechless + SERVE, **BOTH)
+    assert (ran.status, ran.answer["first"]) == (0, RIGHT)
+    (warning,) = ran.said("WARNING")
+    assert "binding the ops failed (Speechless, which can't be printed)" in warning
+
+
 def test_a_module_that_is_still_being_imported_when_plugins_are_loaded(fake: Fake) -> None:
     fake.edit(
         "v1/worker/worker_base.py",

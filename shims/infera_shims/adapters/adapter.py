@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from infera_compat.errors import CompatError, Refused
+from infera_compat.errors import CompatError, Refused, words_of
 from infera_compat.kernels.kernel import OPS, Kernel
 from infera_compat.kernels.store import Store
 from infera_compat.kernels.table import KEYS, Row, Table, slug
@@ -75,7 +75,7 @@ class Adapter:
         except Exception as error:
             raise CompatError(
                 f"{self.kernel.name}.{method} failed",
-                found=f"{type(error).__name__}: {error}",
+                found=words_of(error),
                 expected="a kernel that is prepared before anything is served",
                 do=f"Mend it, or set INFERA_{OPS[self.kernel.op].upper()}=off.",
             ) from error
