@@ -8,7 +8,6 @@ in `recorded/results` of this package. A record speaks for one GPU and for one s
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import infera_compat
 from infera_compat.errors import CompatError
 from infera_compat.kernels import sources
 from infera_compat.kernels.kernel import OPS
-from infera_compat.kernels.table import slug
+from infera_compat.kernels.table import is_time, slug
 
 FOLDER = "records"
 SOURCES = "sources"
@@ -151,8 +150,4 @@ def _statuses(body: Mapping[str, Any]) -> set[str]:
 def _measured(cell: Mapping[str, Any], body: Mapping[str, Any], kernel: str) -> bool:
     """Whether a cell is the kernel's, with stock's time and its own beside each other."""
     named = cell.get("kernel", body.get("kernel"))
-    return named == kernel and all(_is_time(cell.get(side)) for side in ("stock_us", "ours_us"))
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value <= sys.float_info.max
+    return named == kernel and all(is_time(cell.get(side)) for side in ("stock_us", "ours_us"))

@@ -279,10 +279,15 @@ def _positive(cell: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def is_time(value: Any) -> bool:
+    """Whether something read from a file is a number above zero that a float can hold."""
+    # A whole number may be too large for a float; NaN is between no two numbers.
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max
+
+
 def _time(cell: Mapping[str, Any], name: str) -> float:
     value = cell[name]
-    # A whole number may be too large for a float; NaN is between no two numbers.
-    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+    if not is_time(value):
         raise ValueError(f"{name} is {value!r}, no time in microseconds")
     return float(value)
 
