@@ -16,10 +16,12 @@ from typing import Any
 
 from infera_compat.bench.floors import Rates
 from infera_compat.errors import CompatError
+from infera_compat.kernels import records
 from infera_compat.kernels.records import SOURCES
+from infera_compat.kernels.table import is_time
 from infera_compat.matrix import files
 
-ATTENTION, EXPERTS, ENGINE = "attention", "experts", "engine"
+ATTENTION, EXPERTS, ENGINE = "attention", "experts", records.ENGINE
 SAME = ("gpu", "release", "torch", "triton", "commit")
 """What runs of one record have in common."""
 STOCK, OURS, FLOOR = "stock_us", "ours_us", "floor_us"
@@ -30,7 +32,7 @@ KINDS_OF_VALUES: Mapping[str, Callable[[Any], bool]] = {
     TEXT: lambda value: isinstance(value, str),
     FLAG: lambda value: isinstance(value, bool),
     WHOLE: lambda value: type(value) is int and value > 0,
-    ABOVE: lambda value: type(value) in (int, float) and 0 < value <= sys.float_info.max,
+    ABOVE: is_time,
     NUMBER: lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max,
 }
 Shape = Mapping[str, Any]
@@ -149,23 +151,13 @@ class Record:
         """Write the file, whole; CompatError where it can't be."""
         if self.file is None:
             return
-        try:
+        with files.writing("the record", self.file, "--json"):
             files.put_json(self.file, self.body)
-        except OSError as error:
-            raise CompatError(
-                f"the record can't be written to {self.file}",
-                found=str(error),
-                expected="a file that can be written",
-                do="Give another --json.",
-            ) from error
 
 
 def read(file: Path, kind: str | None = None) -> dict[str, Any]:
     """A record that was written; raises CompatError for a file that is none, or of another kind."""
-    try:
-        body = files.load(file)
-    except RecursionError as error:  # a JSON that is nested without end
-        raise files.damaged(file, str(error), "a record of infera-compat bench") from error
+    body = files.load(file)
     wanted = ("kind", *SAME, SOURCES, "date", "runs", "cells", "refused")
     if missing := [name for name in wanted if name not in body]:
         raise files.damaged(file, f"no {', '.join(missing)}", "a record of infera-compat bench")

@@ -80,15 +80,8 @@ def write(body: Mapping[str, Any], kernel: str, folder: Path) -> Path:
     """Write a kernel's table into `folder`, under the name by which it is found; returns where."""
     file = folder / f"{kernel}-{slug(str(body['gpu']))}.json"
     made = table(body, kernel)
-    try:
+    with files.writing("the table", file, "--folder"):
         files.put_json(file, made)
-    except OSError as error:
-        raise CompatError(
-            f"the table can't be written to {file}",
-            found=str(error),
-            expected="a file that can be written",
-            do="Give another --folder.",
-        ) from error
     return file
 
 

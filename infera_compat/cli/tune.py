@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from infera_compat.errors import CompatError
+from infera_compat.matrix import files
 
 if TYPE_CHECKING:
     from infera_compat.kernels.experts.contract import ExpertsSpec
@@ -95,8 +96,8 @@ def experts(
             plans.update({bucket: plan for bucket, (plan, _) in found.items()})
             # After each layer: what was found is not lost when the machine is.
             how = measured(torch.__version__, triton.__version__)
-            with replaced(file) as partial:
-                configs.write(partial, machine.name, how, known)
+            with writing(file):
+                configs.write(file, machine.name, how, known)
             console.print(_table(spec, found))
             del layer
             torch.cuda.empty_cache()
@@ -130,35 +131,15 @@ def numbers(text: str) -> list[int]:
 
 def check_writable(file: Path) -> None:
     """Raise CompatError, before anything is timed, where a file's folder takes none."""
-    with _or_told(file):
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=file.parent):
             pass
 
 
-@contextmanager
-def replaced(file: Path) -> Iterator[Path]:
-    """A path to write to, which takes the file's place at the end: who reads it sees all or none.
-
-    Raises CompatError where it can't be written.
-    """
-    partial = file.with_suffix(".partial")
-    with _or_told(file):
-        yield partial
-        partial.replace(file)
-
-
-@contextmanager
-def _or_told(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CompatError(
-            f"what is tuned can't be written to {file}",
-            found=str(error),
-            expected="a file that can be written",
-            do="Give another --folder.",
-        ) from error
+def writing(file: Path) -> AbstractContextManager[None]:
+    """Raise CompatError where the file can't be written in here."""
+    return files.writing("what is tuned", file, "--folder")
 
 
 @dataclass(frozen=True)

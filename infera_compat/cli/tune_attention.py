@@ -83,8 +83,8 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
             known[settings.layer(spec)] = settings.Found(decoding, prefilled[0])
             # After each layer: what was found is not lost when the machine is.
             how = tune.measured(torch.__version__, triton.__version__)
-            with tune.replaced(file) as partial:
-                settings.write(partial, machine.name, how, known)
+            with tune.writing(file):
+                settings.write(file, machine.name, how, known)
             console.print(_table(spec, decoded, prefilled))
             del layer
             torch.cuda.empty_cache()

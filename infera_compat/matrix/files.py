@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ def load(file: Path) -> dict[str, Any]:
         body = json.loads(file.read_text("utf-8"))
         if not isinstance(body, dict):
             raise ValueError(f"a JSON {type(body).__name__}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # it may be nested without end
         raise damaged(file, str(error), "a JSON object") from error
     return body
 
@@ -42,3 +43,17 @@ def put(file: Path, text: str) -> None:
 def put_json(file: Path, body: Mapping[str, Any]) -> None:
     """The same with a JSON object."""
     put(file, json.dumps(body, indent=1) + "\n")
+
+
+@contextmanager
+def writing(what: str, file: Path, option: str) -> Iterator[None]:
+    """Turn a file that can't be written in here into a CompatError; option: what names another."""
+    try:
+        yield
+    except OSError as error:
+        raise CompatError(
+            f"{what} can't be written to {file}",
+            found=str(error),
+            expected="a file that can be written",
+            do=f"Give another {option}.",
+        ) from error

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from infera_compat.cli import tune, tune_attention
 from infera_compat.cli.app import app
 from infera_compat.errors import CompatError
+from infera_compat.matrix import files
 
 
 def test_a_layer_is_four_numbers() -> None:
@@ -31,29 +32,13 @@ def test_what_is_no_layer_of_attention(text: str) -> None:
         tune_attention.sizes(text)
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "gpu.json"
-    tune.check_writable(file)
-    with tune.replaced(file) as partial:
-        partial.write_text("first", "utf-8")
-    with pytest.raises(KeyboardInterrupt), tune.replaced(file) as partial:
-        _cut_off(partial)
-    assert file.read_text("utf-8") == "first"
-    assert [each.name for each in file.parent.glob("*.json")] == ["gpu.json"]
-
-
-def _cut_off(partial: Path) -> None:
-    partial.write_text("half of the sec", "utf-8")
-    raise KeyboardInterrupt
-
-
 def test_a_place_that_takes_no_file_is_told_before_anything_is_timed(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("", "utf-8")
     file = tmp_path / "taken" / "gpu.json"
     with pytest.raises(CompatError, match=r"can't be written to .*gpu\.json\. Found: .*taken"):
         tune.check_writable(file)
-    with pytest.raises(CompatError, match="Give another --folder"), tune.replaced(file) as partial:
-        partial.write_text("", "utf-8")
+    with pytest.raises(CompatError, match="Give another --folder"), tune.writing(file):
+        files.put(file, "")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is here")

@@ -26,6 +26,7 @@ from infera_compat.kernels.attention import arguments
 from infera_compat.kernels.attention.contract import AttentionSpec
 from infera_compat.kernels.limits import Limits
 from infera_compat.kernels.table import slug
+from infera_compat.matrix import files
 
 FOLDER = Path(__file__).parent / "configs"
 LAYER = ("heads", "kv_heads", "head_size")
@@ -175,8 +176,7 @@ def write(file: Path, gpu: str, measured: Mapping[str, str], layers: Mapping[Lay
                 "prefilling": None if found.prefilling is None else asdict(found.prefilling),
             }
         )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(body, indent=1) + "\n", "utf-8")
+    files.put_json(file, body)
 
 
 @functools.cache

@@ -191,15 +191,8 @@ def write(record: Record, out: Path | None, whole: bool) -> Path | None:
         return None
     where = out if out is not None or checkout is None else checkout.results / file_name(record)
     assert where is not None
-    try:
+    with files.writing("the record", where, "--out"):
         files.put_json(where, record.body)
-    except OSError as error:
-        raise CompatError(
-            f"the record can't be written to {where}",
-            found=str(error),
-            expected="a file that can be written",
-            do="Give another --out.",
-        ) from error
     return where
 
 

@@ -21,6 +21,7 @@ from infera_compat.kernels.experts import heuristics
 from infera_compat.kernels.experts.contract import ExpertsSpec
 from infera_compat.kernels.experts.plans import BUCKETS, Plan, decode, encode
 from infera_compat.kernels.table import slug
+from infera_compat.matrix import files
 
 FOLDER = Path(__file__).parent / "configs"
 LAYER = ("experts", "top_k", "hidden", "intermediate")
@@ -78,8 +79,7 @@ def write(file: Path, gpu: str, measured: Mapping[str, str], layers: Mapping[Lay
     for sizes, plans in sorted(layers.items()):
         its = {str(bucket): encode(plans[bucket]) for bucket in sorted(plans)}
         body["layers"].append({**dict(zip(LAYER, sizes, strict=True)), "plans": its})
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(body, indent=1) + "\n")
+    files.put_json(file, body)
 
 
 def plan(spec: ExpertsSpec, bucket: int, gpu: str) -> Plan:

@@ -73,7 +73,7 @@ class Output:
     causes: list[str] = field(default_factory=list)
 
     def add(self, line: str) -> None:
-        """Keep the next line in place of the first, unless that one names an error."""
+        """Keep the next line. The first makes room; where it names an error it is a cause."""
         if len(self.last) == LAST_LINES and len(self.causes) < MOST_CAUSES:
             leaving = self.last[0]
             if CAUSE.search(leaving):
