@@ -19,7 +19,8 @@ from infera_compat.kernels.attention import arguments, infera_attention, infera_
 from infera_compat.kernels.attention.contract import AttentionSpec
 from infera_compat.kernels.attention.prefill import WHOLE_NUMBERS, prefill
 from infera_compat.kernels.attention.split_kv import split_kv
-from infera_compat.kernels.conformance.checks.targets import TARGETS
+from infera_compat.kernels.conformance.checks.targets import TARGETS, targets
+from infera_compat.kernels.conformance.subject import Subject
 from infera_compat.kernels.limits import AMD, SHARED, Limits
 
 if triton.knobs.runtime.interpret:
@@ -32,7 +33,7 @@ INTERPRETED = (
     "test_tuners.py",
 )
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-CAPABILITIES = {"sm_80": (8, 0), "sm_90": (9, 0), "gfx942": None}
+CAPABILITIES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0), "gfx942": None, "gfx950": None}
 
 
 def layer(target: str, head_size: int = 128, **about: Any) -> AttentionSpec:
@@ -85,6 +86,15 @@ def test_in_the_interpreter() -> None:
     assert done.returncode == 0, done.stdout[-3000:]
     assert "passed" in done.stdout
     assert "skipped" not in done.stdout
+
+
+def test_verify_compiles_both_for_every_target() -> None:
+    """With a GPU or without one. infera_decode's functions are among infera_attention's."""
+    trials = list(targets(Subject(infera_attention.KERNEL, torch.device("cpu"))))
+    assert not [trial for trial in trials if trial.problem]
+    assert {trial.case for trial in trials} == {
+        f"{function} for {target}" for function in ("split_kv", "prefill") for target in TARGETS
+    }
 
 
 @pytest.mark.parametrize("head_size", [64, 128, 256])
