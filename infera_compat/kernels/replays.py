@@ -29,13 +29,18 @@ def graph_us(run: Callable[[], None]) -> float:
     torch.cuda.synchronize()
     times: list[float] = []
     while len(times) < FEWEST_REPEATS or (len(times) < REPEATS and sum(times) < 1e6 * ENOUGH):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1000.0 * float(begin.elapsed_time(end)))
+        times.append(events_us(graph.replay))
     return statistics.median(times)
+
+
+def events_us(run: Callable[[], None]) -> float:
+    """Microseconds between two events around what a function launches."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return 1000.0 * float(begin.elapsed_time(end))
 
 
 def in_processes(

@@ -87,7 +87,9 @@ def test_attention(timed: list[float], tmp_path: Path, monkeypatch: pytest.Monke
 def test_experts(timed: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tile = Tile(16, 32, 4, 2)
     monkeypatch.setattr(experts_timing, "SETS", 1)
-    monkeypatch.setattr(experts_timing, "CALLS", 1)
+    monkeypatch.setattr(experts_timing, "MOST_CALLS", 1)
+    monkeypatch.setattr(experts_timing, "FEWEST_CALLS", 1)
+    monkeypatch.setattr(replays, "events_us", lambda run: (run(), 1.0)[1])
     monkeypatch.setattr(experts_tuning, "FEW_TILES", (tile,))
     monkeypatch.setattr(experts_tuning, "SORTED_TILES", {16: (tile,)})
     monkeypatch.setattr(experts_tuning, "SORTED_FROM", 8)
