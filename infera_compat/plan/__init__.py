@@ -1,4 +1,4 @@
-"""The integration plan of a kernel: ten sections, filled from its spec and from what was measured.
+"""A kernel's integration plan: sections that are filled from its spec and from what was measured.
 
 Nothing here is measured: a plan reads the records in matrix/results, and says what is missing.
 """

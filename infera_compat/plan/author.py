@@ -39,6 +39,15 @@ class Risk:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """A thing that was tried on a GPU. predicted: said before. found: measured, and on what."""
+
+    what: str
+    predicted: str
+    found: str
+
+
+@dataclass(frozen=True)
 class Author:
     """The prose of a plan; what was not written is None or empty.
 
@@ -52,10 +61,16 @@ class Author:
     out_of_scope: tuple[str, ...] = ()
     risks: tuple[Risk, ...] = ()
     targets: tuple[Target, ...] = ()
+    tried: tuple[Tried, ...] = ()
 
 
 TEXTS = ("tolerance", "justification", "plug_in_point")
-LISTS: Mapping[str, str] = {"out_of_scope": "out_of_scope", "risk": "risks", "target": "targets"}
+LISTS: Mapping[str, str] = {
+    "out_of_scope": "out_of_scope",
+    "risk": "risks",
+    "target": "targets",
+    "tried": "tried",
+}
 """The file's lists and tables, and the field that each fills."""
 
 TYPES: Mapping[str, tuple[type, ...]] = {
@@ -91,6 +106,7 @@ def read(file: Path) -> Author:
         out_of_scope=tuple(out_of_scope),
         risks=tuple(_made(file, "risk", Risk, x) for x in _list(file, given, "risk")),
         targets=tuple(_made(file, "target", Target, x) for x in _list(file, given, "target")),
+        tried=tuple(_made(file, "tried", Tried, x) for x in _list(file, given, "tried")),
     )
 
 

@@ -1,4 +1,4 @@
-"""The page of a plan: Markdown with ten sections, the same facts always giving the same text."""
+"""The page of a plan: Markdown with numbered sections, the same facts always giving the same text."""
 
 from __future__ import annotations
 
@@ -383,6 +383,11 @@ def _targets(facts: Facts) -> str:
     return table(("target", "at least", "measured", "where", ""), rows)
 
 
+def _tried(facts: Facts) -> str:
+    rows = ((each.what, each.predicted, each.found) for each in facts.author.tried)
+    return table(("", "predicted", "found"), rows) if facts.author.tried else "Nothing is noted."
+
+
 def _risks(facts: Facts) -> str:
     rows = (
         (risk.name, risk.what, risk.mitigation or "none",
@@ -444,4 +449,5 @@ SECTIONS: Sequence[tuple[str, Callable[[Facts], str]]] = (
     ("Benchmarking", _benchmarks),
     ("Risk register", _risks),
     ("Out of scope", _out_of_scope),
+    ("What was tried", _tried),
 )

@@ -141,6 +141,7 @@ def test_a_damaged_record_of_bench_is_named(desk: Desk) -> None:
         ("[[risk]]\nname = 'x'\nwhat = 'y'\nmitigation = 'z'\nowner = 'w'", "owner"),
         ("[[target]]\nwhat = 'x'\nratio = '2'", "ratio = '2'"),
         ("[[target]]\nwhat = 'x'\nratio = 2\nbatch_min = true", "batch_min = True"),
+        ("[[tried]]\nwhat = 'x'\nfound = 'y'", "without predicted"),
         ("[risk]\nname = 'x'", "risk = "),
         ("tolerance", "Expected '='"),
     ],
@@ -156,10 +157,12 @@ def test_an_author_s_file_may_say_all_of_it(desk: Desk) -> None:
     desk.prose(
         'plug_in_point = "p"\nout_of_scope = ["o"]\n' + PROSE + "batch_min = 1\n"
         '[[risk]]\nname = "n"\nwhat = "w"\nmitigation = "m"\n'
+        '[[tried]]\nwhat = "less"\npredicted = "more"\nfound = "the same"\n'
     )
     author = desk.facts().author
     assert (author.plug_in_point, author.out_of_scope) == ("p", ("o",))
     assert (author.risks[0].name, author.targets[0].batch_min) == ("n", 1)
+    assert author.tried[0].found == "the same"
 
 
 @pytest.fixture
