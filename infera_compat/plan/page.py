@@ -1,4 +1,4 @@
-"""The page of a plan: Markdown with numbered sections, the same facts always giving the same text."""
+"""The page of a plan: Markdown in numbered sections; the same facts give the same text."""
 
 from __future__ import annotations
 
