@@ -47,7 +47,7 @@ def section(desk: Desk, number: int) -> str:
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("measured", [False, True])
-def test_a_page_has_ten_sections_none_of_them_empty(
+def test_a_page_has_its_sections_none_of_them_empty(
     tmp_path: Path, kernel: Any, measured: bool
 ) -> None:
     desk = Desk(tmp_path, kernel)
