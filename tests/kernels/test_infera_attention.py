@@ -26,19 +26,19 @@ if not triton.knobs.runtime.interpret:
 DECODE, ATTENTION = infera_decode.KERNEL, infera_attention.KERNEL
 BOTH = pytest.mark.parametrize("kernel", [DECODE, ATTENTION], ids=lambda kernel: kernel.name)
 HALF = torch.float16
-SCRATCH = ("out", "workspace", "counters")
+SCRATCH = ("out", "workspace")
 RAGGED = (1, 300, 64, 17, 129)
 
 
-def equipped(kernel: AttentionKernel, call: AttentionCall) -> AttentionCall:
+def equipped(
+    kernel: AttentionKernel, call: AttentionCall, space: torch.Tensor | None = None
+) -> AttentionCall:
     """The call with the scratch that a kernel asks for, full of what must not be read."""
     sizes = AttentionSizes(len(call.query), len(call.seq_lens), call.max_seq_len)
-    count, counters = kernel.workspace(call.spec, sizes), kernel.counters(call.spec, sizes)
-    return dataclasses.replace(
-        call,
-        workspace=torch.full((count,), 0xFF, dtype=torch.uint8),
-        counters=torch.zeros(counters, dtype=torch.int32),
-    )
+    assert kernel.counters(call.spec, sizes) == 0
+    if space is None:
+        space = torch.full((kernel.workspace(call.spec, sizes),), 0xFF, dtype=torch.uint8)
+    return dataclasses.replace(call, workspace=space)
 
 
 def assert_right(call: AttentionCall, before: dict[str, torch.Tensor], rows: int) -> None:
@@ -46,8 +46,6 @@ def assert_right(call: AttentionCall, before: dict[str, torch.Tensor], rows: int
     assert_agrees(call.out[:rows], want[:rows], call.spec.dtype)
     assert_same(call, before)
     assert guarded(call.out)
-    assert call.counters is not None
-    assert not call.counters.any()
 
 
 def check(kernel: AttentionKernel, queries: Any, lengths: Any, **about: Any) -> None:
@@ -121,32 +119,44 @@ def test_more_requests_than_are_looked_at_at_once(
     check(ATTENTION, (1, 9, 1, 1, 20), (3, 9, 70, 5, 33), kv_heads=1)
 
 
-@pytest.mark.parametrize("merge", [2, 3, 16])
-@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("least", [1, 3])
+@pytest.mark.parametrize("at_once", [2, 64])
 @pytest.mark.parametrize("queries", infera_decode.QUERIES)
-def test_a_head_of_many_programs_is_added_up(merge: int, least: int, queries: int) -> None:
-    """Up to eight programs share a head: three levels of pairs."""
-    settings = Decoding(block_n=16, programs=2, merge=merge, least=least)
-    call = attention((1, 1, 1), (260, 17, 100), kv_heads=1, ratio=4, dtype=HALF)
+def test_requests_of_several_pieces_are_added_up(
+    least: int, at_once: int, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest is cut into eleven of sixteen pieces, or fewer, and no piece is left unread."""
+    monkeypatch.setattr(infera_decode, "MERGED_PIECES", at_once)
+    settings = Decoding(block_n=16, programs=4, least=least)
+    call = attention((1, 0, 1, 1), (260, 0, 17, 100), kv_heads=1, ratio=4, dtype=HALF)
     chosen = infera_decode.Variant(call.spec, queries, arguments.LOOKED_AT[1], settings)
-    assert chosen.programs == 2 * eligible.INTERPRETED_PROCESSORS
-    call = dataclasses.replace(
-        call,
-        workspace=torch.full((chosen.bytes,), 0xFF, dtype=torch.uint8),
-        counters=torch.zeros(chosen.tickets, dtype=torch.int32),
-    )
+    assert chosen.wanted == 4 * eligible.INTERPRETED_PROCESSORS
+    assert not chosen.alone(4)
+    assert chosen.adding["AT_ONCE"] == min(at_once, 8)
+    space = torch.full((chosen.bytes + 1024,), 0xFF, dtype=torch.uint8)
+    call = equipped(DECODE, call, space)
     before = snapshot(call, *SCRATCH)
-    for _ in range(2):  # the counters of the first are the second's
-        call.out.fill_(float("nan"))
-        chosen.launch(call)
-        assert_right(call, before, 3)
+    chosen.launch(call)
+    assert_right(call, before, 3)
+    assert bool((space[chosen.bytes :] == 0xFF).all()), "it keeps to what it asked for"
+    assert int((space[: chosen.bytes] != 0xFF).sum()) > 0
+
+
+@pytest.mark.parametrize("queries", infera_decode.QUERIES)
+def test_as_many_requests_as_pieces_are_one_piece_each(queries: int) -> None:
+    call = attention((1, 1, 0, 1), (260, 17, 0, 100), kv_heads=1, ratio=4, dtype=HALF)
+    settings = Decoding(block_n=16, programs=1)
+    chosen = infera_decode.Variant(call.spec, queries, arguments.LOOKED_AT[1], settings)
+    assert chosen.alone(4)
+    before = snapshot(call, *SCRATCH)
+    chosen.launch(call)  # without a workspace
+    assert_right(call, before, 3)
 
 
 @pytest.mark.parametrize("block_m", [64, 128])
 @pytest.mark.parametrize("window", [None, 33])
 def test_prompts_of_many_tiles(block_m: int, window: int | None) -> None:
     call = attention((150, 1, 61), (210, 9, 61), kv_heads=2, ratio=4, dtype=HALF, window=window)
-    call = dataclasses.replace(call, counters=torch.zeros(1, dtype=torch.int32))
     settings = Prefilling(block_m, 32, 4, 2)
     before = snapshot(call, "out")
     infera_attention.Variant(call.spec, arguments.LOOKED_AT[1], settings).launch(call)
@@ -185,7 +195,7 @@ def test_rows_that_begin_at_odd_places_are_refused() -> None:
 
 def test_scratch_is_asked_for() -> None:
     with pytest.raises(ValueError, match="workspace"):
-        DECODE.run(attention((1,), (20,), dtype=HALF))
+        DECODE.run(attention((1,), (20,), kv_heads=1, dtype=HALF))
 
 
 @BOTH

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from infera_compat.kernels.attention import arguments, infera_attention, infera_decode, settings
 from infera_compat.kernels.attention.contract import AttentionSpec
 from infera_compat.kernels.attention.prefill import WHOLE_NUMBERS, prefill
-from infera_compat.kernels.attention.split_kv import split_kv
+from infera_compat.kernels.attention.split_kv import add_pieces, split_kv
 from infera_compat.kernels.conformance.checks.targets import TARGETS, targets
 from infera_compat.kernels.conformance.subject import Subject
 from infera_compat.kernels.limits import AMD, SHARED, Limits
@@ -44,16 +44,16 @@ def layer(target: str, head_size: int = 128, **about: Any) -> AttentionSpec:
     )
 
 
-def compiled(function: Any, variant: Any, target: str) -> Any:
+def compiled(function: Any, constants: Any, options: Any, target: str) -> Any:
     """As at run time: pointers are aligned, but for those that are not specialised on it."""
-    types = arguments.signature(function, variant.spec.dtype, variant.constants)
+    types = arguments.signature(function, torch.bfloat16, constants)
     aligned = {
         (at,): [["tt.divisibility", 16]]
         for at, name in enumerate(function.arg_names)
         if types[name].startswith("*") and name not in WHOLE_NUMBERS
     }
-    source = ASTSource(function, types, dict(variant.constants), aligned)
-    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=dict(variant.options))
+    source = ASTSource(function, types, dict(constants), aligned)
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=dict(options))
 
 
 def spilled(kernel: Any, folder: Path) -> int:
@@ -93,7 +93,9 @@ def test_verify_compiles_both_for_every_target() -> None:
     trials = list(targets(Subject(infera_attention.KERNEL, torch.device("cpu"))))
     assert not [trial for trial in trials if trial.problem]
     assert {trial.case for trial in trials} == {
-        f"{function} for {target}" for function in ("split_kv", "prefill") for target in TARGETS
+        f"{function} for {target}"
+        for function in ("split_kv", "add_pieces", "prefill")
+        for target in TARGETS
     }
 
 
@@ -105,9 +107,10 @@ def test_what_is_chosen_fits(target: str, head_size: int) -> None:
     most = AMD if capability is None else SHARED[capability]
     for queries in infera_decode.QUERIES:
         chosen = infera_decode.variant(spec, queries, arguments.LOOKED_AT[-1])
-        shared = compiled(split_kv, chosen, target).metadata.shared
+        shared = compiled(split_kv, chosen.constants, chosen.options, target).metadata.shared
         assert shared * chosen.settings.programs <= most
-    kernel = compiled(prefill, infera_attention.variant(spec, arguments.LOOKED_AT[-1]), target)
+    prompts = infera_attention.variant(spec, arguments.LOOKED_AT[-1])
+    kernel = compiled(prefill, prompts.constants, prompts.options, target)
     assert kernel.metadata.shared <= most
 
 
@@ -115,18 +118,25 @@ def test_the_shared_memory_of_hopper_is_known(tmp_path: Path) -> None:
     """What `settings` reckons with is what Triton takes, so that a tuner's choice can be judged."""
     spec = layer("sm_90")
     chosen = infera_decode.variant(spec, 1, arguments.LOOKED_AT[-1])
-    kernel = compiled(split_kv, chosen, "sm_90")
+    kernel = compiled(split_kv, chosen.constants, chosen.options, "sm_90")
     said = settings.decoding_bytes(chosen.settings, chosen.block_m, chosen.block_d)
     assert said == chosen.settings.programs * kernel.metadata.shared
     ptx = kernel.asm["ptx"]
     assert "cp.async.cg.shared.global" in ptx, "keys and values come asynchronously, 16 bytes wide"
-    assert "griddepcontrol.wait" in ptx, "it may be launched early"
+    waits, releases = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
+    assert ptx.index(waits) < ptx.index(releases), "who is released may read the step's lengths"
     assert not spilled(kernel, tmp_path)
+    adds = compiled(add_pieces, chosen.adding, {**infera_decode.MERGING, **chosen.early}, "sm_90")
+    ptx = adds.asm["ptx"]
+    before, behind = ptx.split(waits)
+    assert "ld.global" in before, "lengths are read while the pieces are still being written"
+    assert "ld.global.v4" in behind or "ld.global.v2" in behind, "rows are read in wide loads"
+    assert not spilled(adds, tmp_path)
 
 
 def test_prefill_uses_hoppers_tensor_cores(tmp_path: Path) -> None:
     chosen = infera_attention.variant(layer("sm_90"), arguments.LOOKED_AT[-1])
-    kernel = compiled(prefill, chosen, "sm_90")
+    kernel = compiled(prefill, chosen.constants, chosen.options, "sm_90")
     assert "wgmma.mma_async" in kernel.asm["ptx"]
     assert not spilled(kernel, tmp_path)
     assert kernel.metadata.shared == settings.prefilling_bytes(

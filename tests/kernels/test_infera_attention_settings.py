@@ -21,9 +21,7 @@ from infera_compat.kernels.limits import SHARED, Limits
 
 GPU = "NVIDIA H200"
 FOUND = {
-    (32, 8, 128): Found(
-        {1: Decoding(32, 2, 5, 1, 8, 2), 256: Decoding()}, Prefilling(64, 64, 4, 3)
-    ),
+    (32, 8, 128): Found({1: Decoding(32, 2, 5, 1, 2), 256: Decoding()}, Prefilling(64, 64, 4, 3)),
     (8, 1, 128): Found({16: Decoding(128)}),
 }
 
@@ -80,7 +78,7 @@ def test_what_was_found_is_used_for_its_layer_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(settings, "_tuned", lambda gpu: FOUND if gpu == GPU else {})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: GPU)
     layer = spec(device="cuda")
-    assert settings.decoding(layer, 1, 1) == Decoding(32, 2, 5, 1, 8, 2)
+    assert settings.decoding(layer, 1, 1) == Decoding(32, 2, 5, 1, 2)
     assert settings.decoding(layer, 1, 16) == settings.decoding(spec(), 1, 16), "not tuned"
     assert settings.decoding(layer, 8, 1) == settings.decoding(spec(), 8, 1), "of one token alone"
     assert settings.prefilling(layer) == Prefilling(64, 64, 4, 3)
@@ -90,10 +88,10 @@ def test_what_was_found_is_used_for_its_layer_alone(monkeypatch: pytest.MonkeyPa
 
 def test_the_search_finds_what_is_fastest() -> None:
     """A time for each setting, worst where two of them meet, as on a GPU."""
-    wanted = Decoding(block_n=32, warps=4, stages=6, programs=3, merge=32, least=2)
+    wanted = Decoding(block_n=32, warps=2, stages=6, programs=3, least=4)
 
     def timer(option: Any, step: tuning.Step) -> float:
-        weights = {"programs": 0.1, "merge": 0.01, "least": 0.02}
+        weights = {"programs": 0.1, "least": 0.02}
         off = sum(
             weights.get(name, 0.5) * abs(value - getattr(wanted, name))
             for name, value in dataclasses.asdict(option).items()

@@ -66,7 +66,7 @@ def test_attention(timed: list[float], tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(attention_timing, "CACHE_BYTES", 1 << 19)
     monkeypatch.setattr(attention_timing, "MOST_CALLS", 2)
     monkeypatch.setattr(attention_tuning, "DECODE_TILES", ({"block_n": 32}, {"block_n": 64}))
-    monkeypatch.setattr(attention_tuning, "DEALT", (("merge", (8, 16)),))
+    monkeypatch.setattr(attention_tuning, "CUT", (("programs", (2, 4)),))
     steps = {1: (step(1, 40),), 16: (step(2, 40),), 256: (step(17, 20),)}
     monkeypatch.setattr(attention_tuning, "DECODED", steps)
     monkeypatch.setattr(attention_tuning, "PREFILLED", (step(1, 40, 20),))
@@ -80,7 +80,7 @@ def test_attention(timed: list[float], tmp_path: Path, monkeypatch: pytest.Monke
     assert {each.block_n for each in its.decoding.values()} == {32}, "the first was the fastest"
     assert its.prefilling == attention_tuning.PREFILL_TILES[0]
     assert "4 heads over 2, 64 channels" in console.export_text()
-    assert len(timed) == 3 * (2 * 3 + 2) + 2
+    assert len(timed) == 3 * (2 * 3 + 3) + 2, "tiles by programs, what is cut, and prompts"
 
 
 @interpreted

@@ -16,7 +16,7 @@ from infera_compat.kernels.attention.contract import AttentionCall, AttentionSpe
 DTYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 """Element types that they take, and pointers to them as Triton writes them."""
 POINTERS = {
-    **dict.fromkeys(("table", "seq_lens", "starts", "tickets"), "*i32"),
+    **dict.fromkeys(("table", "seq_lens", "starts"), "*i32"),
     **dict.fromkeys(("slopes", "partial", "stats", "sinks"), "*fp32"),
 }
 FEATURES: Mapping[str, Any] = {"window": 128, "soft_cap": 30.0, "sinks": True, "alibi": True}

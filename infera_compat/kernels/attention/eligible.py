@@ -14,7 +14,8 @@ from infera_compat.kernels.kernel import Reason
 MOST_CHANNELS = 256
 OLDEST = (8, 0)
 """The first NVIDIA GPU that multiplies bfloat16 matrices."""
-INTERPRETED_PROCESSORS = 4
+INTERPRETED_PROCESSORS, ASSUMED_PROCESSORS = 4, 132
+"""What a layer on no GPU is cut for: in the interpreter, and where it is only compiled (H200)."""
 
 
 def refusal(spec: AttentionSpec) -> Reason | None:
@@ -50,5 +51,5 @@ def refusal(spec: AttentionSpec) -> Reason | None:
 def processors(device: torch.device) -> int:
     """Multiprocessors of a GPU (compute units on AMD's)."""
     if device.type != "cuda":
-        return INTERPRETED_PROCESSORS
+        return INTERPRETED_PROCESSORS if INTERPRETED.value else ASSUMED_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -99,10 +99,6 @@ class InferaAttention(AttentionKernel):
         """infera_decode's: prefill needs none."""
         return infera_decode.KERNEL.workspace(spec, sizes)
 
-    def counters(self, spec: AttentionSpec, sizes: AttentionSizes) -> int:
-        """infera_decode's."""
-        return infera_decode.KERNEL.counters(spec, sizes)
-
     def warm_up(
         self, spec: AttentionSpec, sizes: AttentionSizes, device: torch.device, store: Store
     ) -> None:
@@ -113,7 +109,7 @@ class InferaAttention(AttentionKernel):
                 variant(spec, looked_at).launch(call)
 
     def run(self, call: AttentionCall) -> None:
-        """One launch where all decode; else one for the prompts, and one for those that decode."""
+        """What infera_decode launches where all decode; else prompts first, then the rest by it."""
         if not (call.query.shape[0] and call.seq_lens.shape[0]):
             return
         if call.max_query_len <= infera_decode.QUERIES[-1]:

@@ -19,7 +19,7 @@ from infera_compat.kernels.attention.contract import (
 )
 from infera_compat.kernels.attention.nothing import nothing_to_do
 from infera_compat.kernels.attention.settings import Decoding
-from infera_compat.kernels.attention.split_kv import LEVELS, split_kv
+from infera_compat.kernels.attention.split_kv import add_pieces, split_kv
 from infera_compat.kernels.kernel import Reason
 from infera_compat.kernels.limits import Limits
 from infera_compat.kernels.store import Store
@@ -28,18 +28,20 @@ QUERIES = (1, 8)
 """Query tokens of a request that a variant is compiled for, at most."""
 MOST_ROWS, FEWEST_ROWS = 64, 16
 """Rows of a tile of queries: what registers hold, and what a tensor core takes at least."""
-MERGED_ELEMENTS, MERGED_PIECES = 4096, 16
-"""What a program adds up at once, at most: 32 registers of each of 128 threads."""
+MERGED_ELEMENTS, MERGED_PIECES, FEWEST_PIECES = 8192, 64, 4
+"""What a program reads at once of the pieces it adds up: 64 registers of each of 128 threads."""
+MERGING = {"num_warps": 4, "num_stages": 1}
+"""How Triton is to compile what adds up: all reads of a program are on their way at once."""
 FLOAT_BYTES = 4
-PIECES = 2
-"""Of heads that a program may have to share with others: its first and its last."""
+PASSED_ON = ("KV_HEADS", "GROUP", "SIZE", "WINDOW", "SINKS")
+"""The layer's constants that what adds up needs too."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """The kernel for a layer, requests of up to `queries` query tokens, and so many of them.
 
-    queries: one of QUERIES. looked_at: one of arguments.LOOKED_AT. settings: how it is dealt out.
+    queries: one of QUERIES. looked_at: one of arguments.LOOKED_AT. settings: how keys are cut.
     """
 
     spec: AttentionSpec
@@ -68,61 +70,103 @@ class Variant:
         return arguments.channels(self.spec)
 
     @functools.cached_property
-    def programs(self) -> int:
-        """Of a launch: as many as the GPU holds at once."""
-        return self.settings.programs * eligible.processors(torch.device(self.spec.device))
+    def tiles(self) -> int:
+        """Tiles of queries of a request, over all KV heads."""
+        return self.spec.kv_heads * -(-self.rows_in_all // self.block_m)
+
+    @functools.cached_property
+    def wanted(self) -> int:
+        """Pieces that the keys of a step are cut into, so that programs are as many as wanted."""
+        processors = eligible.processors(torch.device(self.spec.device))
+        return max(1, self.settings.programs * processors // self.tiles)
+
+    def alone(self, requests: int) -> bool:
+        """Whether each of so many requests is one piece."""
+        return requests >= self.wanted or requests > self.looked_at
+
+    @property
+    def pieces(self) -> int:
+        """At most, of steps whose requests have several."""
+        requests = min(self.wanted - 1, self.looked_at)
+        return self.wanted + requests - 1 if requests else 0
+
+    @property
+    def numbers(self) -> int:
+        """Of scratch, before the pieces' statistics: a row of channels for each row of a piece."""
+        return self.pieces * self.tiles * self.rows * self.block_d
 
     @property
     def bytes(self) -> int:
-        """Of scratch: a row for each query of each piece, and two numbers more."""
-        return FLOAT_BYTES * PIECES * self.programs * self.rows * (self.block_d + 2)
-
-    @property
-    def tickets(self) -> int:
-        """A ticket for each piece and level of merging."""
-        return LEVELS * PIECES * self.programs
+        """Of scratch: the above, and two numbers more for each row."""
+        return FLOAT_BYTES * (self.numbers + 2 * self.pieces * self.tiles * self.rows)
 
     @functools.cached_property
     def constants(self) -> Mapping[str, Any]:
-        """The kernel's constants."""
-        at_once = MERGED_ELEMENTS // (self.rows * self.block_d)
+        """split_kv's constants, where requests have several pieces."""
         return {
             **arguments.constants(self.spec),
             "QUERIES": self.queries,
-            "M_TILES": -(-self.rows_in_all // self.block_m),
+            "M_TILES": self.tiles // self.spec.kv_heads,
             "BLOCK_M": self.block_m,
             "ROWS": self.rows,
             "BLOCK_N": self.settings.block_n,
             "BLOCK_D": self.block_d,
             "BLOCK_B": self.looked_at,
-            "AT_ONCE": max(1, min(MERGED_PIECES, at_once)),
             "EARLY": Limits.of(self.spec).early,
         }
 
     @functools.cached_property
+    def constants_alone(self) -> Mapping[str, Any]:
+        """split_kv's constants, where each request is one piece."""
+        return {**self.constants, "BLOCK_B": 0}
+
+    @functools.cached_property
+    def adding(self) -> Mapping[str, Any]:
+        """add_pieces' constants."""
+        each = arguments.power(-(-self.wanted // numbers_of_requests(self.looked_at)[0]))
+        at_once = min(MERGED_ELEMENTS // self.block_d, MERGED_PIECES, max(FEWEST_PIECES, each))
+        shared = ("QUERIES", "M_TILES", "BLOCK_M", "ROWS", "BLOCK_N", "BLOCK_D", "BLOCK_B", "EARLY")
+        return {
+            **{name: self.constants[name] for name in (*PASSED_ON, *shared)},
+            "AT_ONCE": at_once,
+        }
+
+    @functools.cached_property
+    def early(self) -> Mapping[str, bool]:
+        """How Triton is to launch both."""
+        return {"launch_pdl": True} if Limits.of(self.spec).early else {}
+
+    @functools.cached_property
     def options(self) -> Mapping[str, Any]:
-        """How Triton is to compile and launch it."""
-        overlap = {"launch_pdl": True} if self.constants["EARLY"] else {}
-        return {"num_warps": self.settings.warps, "num_stages": self.settings.stages, **overlap}
+        """How Triton is to compile and launch split_kv."""
+        its = self.settings
+        return {"num_warps": its.warps, "num_stages": its.stages, **self.early}
 
     def launch(self, call: AttentionCall) -> None:
         """Serve the requests of a call that it is for; others are left alone."""
-        if call.workspace is None or call.counters is None:
-            raise ValueError("infera_decode was called without its workspace or its counters")
-        partial = call.workspace.view(torch.float32)
-        stats = partial[PIECES * self.programs * self.rows * self.block_d :]
-        split_kv[(self.programs,)](
-            *arguments.tensors(call, stats),
-            partial,
-            stats,
-            call.counters,
-            call.scale,
-            call.seq_lens.shape[0],
-            *arguments.strides(call),
-            self.settings.merge,
-            self.settings.least,
-            **self.constants,
+        requests = call.seq_lens.shape[0]
+        alone = self.alone(requests)
+        partial = stats = call.query
+        if not alone:
+            if call.workspace is None:
+                raise ValueError("infera_decode was called without its workspace")
+            partial = call.workspace.view(torch.float32)
+            stats = partial[self.numbers :]
+        tensors, strides = arguments.tensors(call, stats), arguments.strides(call)
+        cut = (self.wanted, self.settings.least)
+        split_kv[requests if alone else self.wanted + requests - 1, self.tiles](
+            *(*tensors, partial, stats, call.scale, requests, *strides, *cut),
+            **(self.constants_alone if alone else self.constants),
             **self.options,
+        )
+        if alone:
+            return
+        _, _, _, _, seq_lens, starts, out, sinks, _ = tensors
+        add_pieces[requests * self.spec.kv_heads, self.rows_in_all](
+            *(seq_lens, starts, out, sinks, partial, stats, requests, *strides[-2:], *cut),
+            **self.adding,
+            **MERGING,
+            **self.early,
         )
 
 
@@ -136,6 +180,14 @@ def variants(spec: AttentionSpec, sizes: AttentionSizes) -> Iterator[Variant]:
     """Those that steps within `sizes` have."""
     for queries, looked_at in product(QUERIES, arguments.looked_at_within(sizes.requests)):
         yield variant(spec, queries, looked_at)
+
+
+def numbers_of_requests(looked_at: int) -> tuple[int, ...]:
+    """Of steps that a variant serves: the fewest, the most, and where there is no end, one more."""
+    at = arguments.LOOKED_AT.index(looked_at)
+    fewest = arguments.LOOKED_AT[at - 1] + 1 if at else 1
+    last = looked_at == arguments.LOOKED_AT[-1]
+    return tuple(dict.fromkeys((fewest, looked_at, *([looked_at + 1] if last else []))))
 
 
 def decode(call: AttentionCall, queries: int) -> None:
@@ -154,31 +206,34 @@ class InferaDecode(AttentionKernel):
         return eligible.refusal(spec)
 
     def workspace(self, spec: AttentionSpec, sizes: AttentionSizes) -> int:
-        """What programs hold of heads that they share: it depends on the GPU, not on a step."""
+        """The pieces: how many depends on the GPU, not on a step."""
         return max(each.bytes for each in variants(spec, sizes))
-
-    def counters(self, spec: AttentionSpec, sizes: AttentionSizes) -> int:
-        """Tickets of those that share a head."""
-        return max(each.tickets for each in variants(spec, sizes))
 
     def warm_up(
         self, spec: AttentionSpec, sizes: AttentionSizes, device: torch.device, store: Store
     ) -> None:
-        """Compile each variant, by a launch that has nothing to do."""
+        """Compile each variant, by launches that have nothing to do."""
         for each in variants(spec, sizes):
-            for call in nothing_to_do(self, spec, sizes, device, each.looked_at):
-                each.launch(call)
+            numbers = numbers_of_requests(each.looked_at)
+            for requests in {each.alone(number): number for number in numbers}.values():
+                for call in nothing_to_do(self, spec, sizes, device, requests):
+                    each.launch(call)
 
     def run(self, call: AttentionCall) -> None:
-        """One launch."""
+        """A launch, and another one where there are few requests."""
         if call.query.shape[0] and call.seq_lens.shape[0]:
             decode(call, next(most for most in QUERIES if call.max_query_len <= most))
 
     def compiles_for(self) -> Iterator[tuple[Any, Mapping[str, str], Mapping[str, Any]]]:
         """Each number of query tokens in each element type, plain and with every feature."""
         for spec, queries in product(arguments.examples(), QUERIES):
-            constants = variant(spec, queries, arguments.LOOKED_AT[-1]).constants
-            yield split_kv, arguments.signature(split_kv, spec.dtype, constants), constants
+            each = variant(spec, queries, arguments.LOOKED_AT[1])
+            for function, constants in (
+                (split_kv, each.constants_alone),
+                (split_kv, each.constants),
+                (add_pieces, each.adding),
+            ):
+                yield function, arguments.signature(function, spec.dtype, constants), constants
 
 
 KERNEL = InferaDecode()

@@ -41,17 +41,16 @@ Layer = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Decoding:
-    """How the keys of a step are dealt out.
+    """How the keys of a step are cut into pieces.
 
-    block_n: keys of a tile. warps, stages: of a program. programs: on each multiprocessor.
-    merge: pieces of a head that one program adds up. least: tiles that a program takes at least.
+    block_n: keys of a tile. warps, stages: of a program. programs: wanted on each multiprocessor.
+    least: tiles of a piece at least.
     """
 
     block_n: int = 64
     warps: int = 4
     stages: int = 4
     programs: int = 2
-    merge: int = 16
     least: int = 1
 
 
@@ -79,7 +78,7 @@ def layer(spec: AttentionSpec) -> Layer:
 
 
 def decoding(spec: AttentionSpec, queries: int, looked_at: int) -> Decoding:
-    """How steps of up to `queries` query tokens a request, and `looked_at` requests, are dealt."""
+    """How steps of up to `queries` query tokens a request, and `looked_at` requests, are cut."""
     found = _found(spec)
     if found is not None and queries == TUNED_QUERIES and looked_at in found.decoding:
         return found.decoding[looked_at]

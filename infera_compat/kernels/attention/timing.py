@@ -16,7 +16,7 @@ from infera_compat.kernels.attention import arguments, infera_attention, infera_
 from infera_compat.kernels.attention.contract import AttentionCall, AttentionSizes, AttentionSpec
 from infera_compat.kernels.attention.nothing import nothing_to_do
 from infera_compat.kernels.attention.settings import TUNED_QUERIES, Decoding, Prefilling
-from infera_compat.kernels.attention.tuning import Step
+from infera_compat.kernels.attention.tuning import CUT, Step
 
 CACHE_BYTES = 4 << 30
 """Of keys and values together: many times an L2, and room for the largest step."""
@@ -32,6 +32,13 @@ def launcher(
     if isinstance(settings, Decoding):
         return infera_decode.Variant(spec, TUNED_QUERIES, looked_at, settings).launch
     return infera_attention.Variant(spec, looked_at, settings).launch
+
+
+def scratch(spec: AttentionSpec, device: torch.device) -> torch.Tensor:
+    """A workspace for every candidate."""
+    most = replace(Decoding(), programs=max(dict(CUT)["programs"]))
+    bytes_ = infera_decode.Variant(spec, TUNED_QUERIES, arguments.LOOKED_AT[-1], most).bytes
+    return torch.empty(bytes_, dtype=torch.uint8, device=device)
 
 
 @dataclass(frozen=True)
@@ -56,15 +63,8 @@ class Layer:
         return both[0], both[1]
 
     @cached_property
-    def _scratch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Enough for every candidate."""
-        most = infera_decode.Variant(
-            self.spec, TUNED_QUERIES, arguments.LOOKED_AT[-1], Decoding(programs=8)
-        )
-        return (
-            torch.empty(most.bytes, dtype=torch.uint8, device=self.device),
-            torch.zeros(most.tickets, dtype=torch.int32, device=self.device),
-        )
+    def _scratch(self) -> torch.Tensor:
+        return scratch(self.spec, self.device)
 
     def calls(self, step: Step) -> list[AttentionCall]:
         """Calls of a step, each over other blocks, as long as there are any."""
@@ -81,7 +81,6 @@ class Layer:
         query = torch.empty(shape, dtype=spec.dtype, device=self.device)
         query.normal_(generator=self._random)
         starts = torch.arange(0, tokens + 1, step.new, **like)
-        workspace, counters = self._scratch
         return [
             AttentionCall(
                 spec=spec,
@@ -97,8 +96,7 @@ class Layer:
                 max_seq_len=step.length,
                 scale=spec.head_size**-0.5,
                 out=torch.empty_like(query),
-                workspace=workspace,
-                counters=counters,
+                workspace=self._scratch,
             )
             for number in range(count)
         ]
@@ -130,13 +128,14 @@ def compile_one(spec: AttentionSpec, settings: Decoding | Prefilling, looked_at:
     Triton keeps what it compiles, for other processes too.
     """
     device = torch.device(spec.device)
-    sizes = AttentionSizes(tokens=looked_at, requests=looked_at, seq_len=1)
-    most = infera_decode.Variant(spec, TUNED_QUERIES, looked_at, Decoding(programs=8))
-    space = torch.empty(most.bytes, dtype=torch.uint8, device=device)
-    tickets = torch.zeros(most.tickets, dtype=torch.int32, device=device)
+    space = scratch(spec, device)
+    requests = infera_decode.numbers_of_requests(looked_at)
+    sizes = AttentionSizes(tokens=requests[-1], requests=requests[-1], seq_len=1)
+    launch = launcher(spec, settings, looked_at)
     try:
-        for call in nothing_to_do(infera_attention.KERNEL, spec, sizes, device, looked_at):
-            launcher(spec, settings, looked_at)(replace(call, workspace=space, counters=tickets))
+        for number in requests:
+            for call in nothing_to_do(infera_attention.KERNEL, spec, sizes, device, number):
+                launch(replace(call, workspace=space))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except OutOfResources:

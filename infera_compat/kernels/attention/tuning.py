@@ -36,25 +36,25 @@ DECODED: Mapping[int, Sequence[Step]] = {
 """By one of arguments.LOOKED_AT: other steps than those of the bench, which is the judge."""
 PREFILLED: Sequence[Step] = (Step(1, 12288, 3072), Step(4, 3072, 3072))
 
-# Tiles, warps and stages are compiled anew, what is dealt out is not.
+# Tiles, warps and stages are compiled anew, numbers of pieces are not.
 DECODE_TILES: Sequence[Mapping[str, int]] = tuple(
     {"block_n": block_n, "warps": warps, "stages": stages}
     for block_n, warps, stages in (
         (64, 4, 4),
         (64, 4, 3),
-        (64, 4, 5),
         (64, 2, 4),
         (32, 2, 4),
+        (32, 2, 3),
+        (32, 2, 6),
+        (32, 1, 4),
         (32, 4, 4),
-        (32, 4, 6),
         (128, 4, 3),
         (128, 8, 3),
     )
 )
-DEALT: Sequence[tuple[str, Sequence[int]]] = (
-    ("programs", (1, 2, 3, 4, 6)),
-    ("merge", (8, 16, 32, 64)),
-    ("least", (1, 2, 4)),
+CUT: Sequence[tuple[str, Sequence[int]]] = (
+    ("programs", (1, 2, 3, 4, 6, 8)),
+    ("least", (1, 2, 4, 8)),
 )
 PREFILL_TILES: Sequence[Prefilling] = (
     Prefilling(128, 64, 8, 3),
@@ -94,12 +94,12 @@ def decodings() -> Iterator[Decoding]:
 def decoding(looked_at: int, timer: Timer) -> tuple[Decoding, float]:
     """The best way to decode steps of so many requests, and the mean time of theirs in us.
 
-    Tiles first, at two numbers of programs, then what is dealt out, a number at a time.
+    Tiles first, at some numbers of programs, then the pieces, a number at a time.
     """
     steps = DECODED[looked_at]
     first = [replace(tile, programs=programs) for tile in decodings() for programs in (1, 2, 4)]
     found, least = best(first, steps, timer)
-    for name, values in DEALT:
+    for name, values in CUT:
         options = [found, *(replace(found, **{name: value}) for value in values)]
         found, least = best(list(dict.fromkeys(options)), steps, timer)
     return found, math.exp(least)
