@@ -6,11 +6,14 @@ Whether one stops the start or is only said, who asked for it decides (infera_co
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from infera_compat.contracts import Moved
 from infera_compat.errors import CompatError, words_of
 from infera_compat.ledger import Choice, Ledger
 from infera_compat.settings import AUTO, OFF, PASSTHROUGH
+
+if TYPE_CHECKING:
+    from infera_compat.contracts import Moved
 
 
 def bound(choices: Iterable[Choice], strict: bool) -> None:

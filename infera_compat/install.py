@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from infera_compat import __version__, enforce, fingerprint, report, shims
 from infera_compat.binding import Binding
-from infera_compat.contracts import Verdict
 from infera_compat.errors import CompatError, Refused
 from infera_compat.kernels.kernel import OPS as KERNEL_OPS
 from infera_compat.kernels.kernel import Kernel
@@ -17,6 +16,7 @@ from infera_compat.release import Release, installed
 from infera_compat.settings import AUTO, OFF, PASSTHROUGH, Settings
 
 if TYPE_CHECKING:
+    from infera_compat.contracts import Verdict
     from infera_compat.kernels.automatic import Candidate, Found
     from infera_compat.kernels.registry import Entry
     from infera_shims.adapters.adapter import Adapter

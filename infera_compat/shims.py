@@ -6,11 +6,10 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from infera_compat.contracts import Verdict, judge
-from infera_compat.definitions import Source
 from infera_compat.release import Release
 
 if TYPE_CHECKING:
+    from infera_compat.contracts import Verdict
     from infera_shims.shim import Shim
 
 
@@ -28,6 +27,10 @@ def pick(
     holds whole: the one of which least moved. recorded: the files of recorded releases by shim,
     which are not read again; by default those of this wheel.
     """
+    # Here: a process that builds no model, of which vLLM has several, needs no contracts.
+    from infera_compat.contracts import judge
+    from infera_compat.definitions import Source
+
     shims = loaded()
     known = shims.recorded() if recorded is None else recorded
     source = Source(release.root)

@@ -41,10 +41,15 @@ def test_each_line_says_what_runs_it_on_a_cpu(release: str) -> None:
 def test_make_test_runs_releases_of_the_list() -> None:
     tox = ConfigParser()
     tox.read(ROOT / "tox.ini")
-    check, *lanes = tox["tox"]["env_list"].split(", ")
+    check, *names = tox["tox"]["env_list"].split(", ")
     assert check == "check"
+    lanes = {name.removeprefix("vllm") for name in names if name.startswith("vllm")}
     assert len(lanes) == 3
-    assert {lane.removeprefix("vllm") for lane in lanes} <= set(RELEASES)
+    assert lanes <= set(RELEASES)
+    # Kernels are tested with each torch there is, once.
+    torches = {name for name in names if name.startswith("torch")}
+    assert torches == {line["torch"].replace("==", "") for line in RELEASES.values()}
+    assert len(names) == len(lanes) + len(torches)
 
 
 def test_the_demo_installs_the_newest_cpu_build() -> None:
