@@ -206,6 +206,7 @@ def _table(spec: ExpertsSpec, found: dict[int, tuple[Plan, float]]) -> Table:
             f"{it.columns}x{it.depth} {it.warps}w {it.stages}s"
             + (f" group {it.group}" if it.group != GROUP else "")
             + (f" {it.per_sm} an SM" if it.per_sm else "")
+            + (f" across {it.across}" if it.across else "")
             for it in (plan.gate_up, plan.down)
         )
         table.add_row(str(bucket), f"{time:.1f}", how, *tiles)

@@ -124,6 +124,46 @@ def test_programs_that_take_tile_after_tile(per_sm: int) -> None:
     check(experts(60, count=5, dtype=torch.float16), by_expert(16, tile))
 
 
+ACROSS = [
+    (40, 72, Tile(16, 64, 4, 2, across=2)),
+    (192, 80, Tile(32, 64, 4, 2, across=3)),
+    (192, 56, Tile(16, 256, 4, 2, across=1)),
+    (256, 96, Tile(64, 256, 4, 2, 1, across=4)),
+    (256, 80, Tile(16, 128, 4, 2, per_sm=2, across=2)),
+]
+"""Intermediate and hidden sizes, and tiles some of which divide neither."""
+
+
+@pytest.mark.parametrize(("intermediate", "hidden", "tile"), ACROSS)
+@pytest.mark.parametrize("weights_on_input", [False, True])
+def test_rows_that_go_across_columns(
+    intermediate: int, hidden: int, tile: Tile, weights_on_input: bool
+) -> None:
+    """One expert of two ranks has no rows at all."""
+    shape = {"hidden": hidden, "intermediate": intermediate, "count": 2, "world": 2}
+    call = experts(20, dtype=torch.float16, weights_on_input=weights_on_input, **shape)
+    assert call.expert_map is not None
+    call.topk_ids[call.topk_ids == call.expert_map.argmax()] = -1
+    check(call, Sorted(16, SMALL, tile))
+
+
+@pytest.mark.parametrize(("intermediate", "hidden", "tile"), ACROSS)
+@pytest.mark.usefixtures("descriptors")
+def test_rows_that_go_across_columns_by_descriptors(
+    intermediate: int, hidden: int, tile: Tile
+) -> None:
+    shape = {"hidden": hidden, "intermediate": intermediate, "count": 2}
+    check(experts(20, dtype=torch.bfloat16, **shape), Sorted(32, SMALL, tile))
+
+
+def test_rows_that_go_across_columns_of_weights_that_nobody_chose() -> None:
+    call = experts(9, count=8, hidden=72, intermediate=40, missing=0.0, dtype=torch.float16)
+    call.topk_ids[:] = torch.tensor([2, 5])
+    for weights in (call.w13, call.w2):
+        weights[[0, 1, 3, 4, 6, 7]] = POISON
+    check(call, Sorted(16, SMALL, ACROSS[0][2]))
+
+
 @pytest.mark.parametrize("tokens", [7, 150])
 @pytest.mark.parametrize("sizes", [(48, 24), (96, 40)])
 @pytest.mark.usefixtures("descriptors")

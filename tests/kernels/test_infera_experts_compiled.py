@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from infera_compat.kernels.conformance.checks.targets import TARGETS
 from infera_compat.kernels.experts import heuristics, sources, tuning
 from infera_compat.kernels.experts.contract import ExpertsSpec
-from infera_compat.kernels.experts.heuristics import shared_bytes
+from infera_compat.kernels.experts.heuristics import across_bytes, shared_bytes
 from infera_compat.kernels.experts.infera import KERNEL, interpreted
 from infera_compat.kernels.experts.plans import Few, Plan, Sorted
 from infera_compat.kernels.limits import Limits
@@ -35,6 +35,8 @@ A_FEW = 16
 """Bytes of stack that a candidate may have: some of Triton's versions put a number or two there. A
 tile that does not fit spills hundreds."""
 LAYER = ExpertsSpec(128, 128, 2048, 768, 8, torch.bfloat16, capability=(9, 0))
+NARROW = ExpertsSpec(256, 256, 7168, 256, 8, torch.bfloat16, capability=(9, 0))
+THIRDS = ExpertsSpec(128, 128, 4096, 192, 8, torch.bfloat16, capability=(9, 0))
 
 
 def test_in_the_interpreter() -> None:
@@ -73,10 +75,12 @@ def resources(kernel: Any, folder: Path) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
 
 
-def products(plan: Plan, bucket: int, early: bool = True) -> list[tuple[sources.Source, Any, int]]:
+def products(
+    plan: Plan, bucket: int, early: bool = True, layer: ExpertsSpec = LAYER
+) -> list[tuple[sources.Source, Any, int]]:
     """The two products of a plan, with their tiles and how many tiles of weights each reads."""
     found = []
-    for source in sources.of_plan(LAYER, bucket, plan, tma=True, early=early):
+    for source in sources.of_plan(layer, bucket, plan, tma=True, early=early):
         name = source[0].__name__
         if name.startswith("gate_up"):
             found.append((source, plan.gate_up, 2))
@@ -123,6 +127,46 @@ def test_candidates_spill_nothing(rows: int, tmp_path: Path) -> None:
             assert kernel.metadata.shared <= limits.shared, (product, tile)
             count += 1
     assert count or rows not in tuning.rows_options(LAYER, 16384)
+
+
+def options_across(layer: ExpertsSpec) -> list[Sorted]:
+    """What may go across columns, each tile once for a number of rows."""
+    found = {
+        (plan.rows, plan.down): plan
+        for bucket in (64, 512, 16384)
+        for plan in tuning.candidates(layer, bucket, "down")
+        if isinstance(plan, Sorted) and plan.down.across
+    }
+    return list(found.values())
+
+
+@pytest.mark.parametrize("layer", [NARROW, THIRDS], ids=["256", "192"])
+def test_what_goes_across_spills_nothing(layer: ExpertsSpec, tmp_path: Path) -> None:
+    plans = options_across(layer)
+    assert {plan.rows for plan in plans} >= {16, 32, 64, 128, 256}
+    # Three tiles of 64 channels are compiled where they differ from one tile the most.
+    for plan in plans if layer is NARROW else [it for it in plans if it.rows == 128]:
+        source, tile, _ = products(plan, 16384, layer=layer)[1]
+        assert source[0].__name__ == "down_across"
+        kernel = compiled(source, "sm_90", num_warps=tile.warps, num_stages=tile.stages)
+        found = resources(kernel, tmp_path)
+        assert found["STACK"] <= A_FEW, (plan, found)
+        assert found["LOCAL"] == 0, (plan, found)
+        assert kernel.metadata.shared <= across_bytes(tile, plan.rows, layer.intermediate), plan
+        text = kernel.asm["ptx"]
+        assert ("wgmma.mma_async" in text) == (plan.rows >= 64), plan
+        assert "cp.async.bulk.tensor" in text
+        assert "st.global.v4" in text
+
+
+def test_the_weights_of_the_next_columns_come_while_these_are_multiplied() -> None:
+    """Triton made its pipeline of the loop over columns: more than one tile of them is held."""
+    plan = heuristics.plan(NARROW, 16384)
+    assert isinstance(plan, Sorted)
+    source, tile, _ = products(plan, 16384, layer=NARROW)[1]
+    made = compiled(source, "sm_90", num_warps=tile.warps, num_stages=tile.stages).asm["ttgir"]
+    held = f"memdesc<{tile.stages}x{tile.columns}x{tile.depth}xbf16"
+    assert held in made or f"memdesc<{tile.stages}x1x{tile.columns}x{tile.depth}xbf16" in made
 
 
 def test_on_hopper_it_is_tma_wgmma_and_overlapping_launches() -> None:

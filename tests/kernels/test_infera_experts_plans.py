@@ -18,7 +18,7 @@ import torch
 from infera_compat.errors import CompatError
 from infera_compat.kernels.experts import configs, heuristics, tuning
 from infera_compat.kernels.experts.contract import ExpertsSizes, ExpertsSpec
-from infera_compat.kernels.experts.heuristics import shared_bytes
+from infera_compat.kernels.experts.heuristics import across_bytes, shared_bytes
 from infera_compat.kernels.experts.infera import KERNEL, interpreted
 from infera_compat.kernels.experts.plans import (
     BUCKETS,
@@ -48,6 +48,13 @@ def spec(sizes: tuple[int, ...] = LAYERS[0], **values: Any) -> ExpertsSpec:
     return ExpertsSpec(experts, experts, hidden, intermediate, top_k, **given)
 
 
+def held(layer: ExpertsSpec, tile: Tile, rows: int, weights: int) -> int:
+    if tile.across:
+        assert weights == 1
+        return across_bytes(tile, rows, layer.intermediate)
+    return shared_bytes(tile, rows, weights)
+
+
 @pytest.mark.parametrize(
     ("tokens", "found"), [(1, 1), (2, 2), (3, 4), (16384, 16384), (16385, 16384), (10**6, 16384)]
 )
@@ -69,7 +76,7 @@ def test_the_heuristic_fits_everywhere(
         rows = plan.rows if isinstance(plan, Sorted) else max(16, of)
         assert rows in (16, 32, 64, 128)
         for tile, weights in ((plan.gate_up, 2), (plan.down, 1)):
-            assert shared_bytes(tile, rows, weights) <= limits.shared
+            assert held(layer, tile, rows, weights) <= limits.shared
             assert 2 <= tile.stages <= limits.stages
             for size in (tile.columns, tile.depth, tile.warps):
                 assert size == power_of_two(size) > 0
@@ -93,10 +100,11 @@ def test_columns_leave_little_of_the_last_tile_unused(size: int, most: int, foun
 PLANS = [
     Few(Tile(16, 128, 4, 4), Tile(32, 64, 4, 3), True),
     Sorted(64, Tile(64, 64, 4, 3, 16, 2), Tile(128, 64, 8, 4)),
+    Sorted(64, Tile(64, 64, 4, 3), Tile(128, 256, 8, 2, across=4)),
 ]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=["few", "sorted"])
+@pytest.mark.parametrize("plan", PLANS, ids=["few", "sorted", "across"])
 def test_a_plan_is_the_same_after_json(plan: Plan) -> None:
     assert decode(json.loads(json.dumps(encode(plan)))) == plan
 
@@ -117,6 +125,54 @@ def test_what_is_no_tile() -> None:
     body["gate_up"]["columns"] = "64"
     with pytest.raises(ValueError, match="no number"):
         decode(body)
+
+
+def test_a_plan_from_before_there_was_across() -> None:
+    plan = Sorted(64, Tile(64, 64, 4, 3), Tile(128, 64, 8, 4))
+    body = encode(plan)
+    for product in ("gate_up", "down"):
+        del body[product]["across"]
+    assert decode(body) == plan
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Sorted(64, Tile(64, 64, 4, 3, across=2), Tile(128, 64, 8, 4)),
+        Few(Tile(16, 128, 4, 4), Tile(32, 64, 4, 3, across=2), True),
+    ],
+    ids=["gate_up", "few"],
+)
+def test_only_a_sorted_plan_s_second_product_goes_across(plan: Plan) -> None:
+    with pytest.raises(ValueError, match="across columns"):
+        decode(encode(plan))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tokens", "found"),
+    [
+        ((256, 8, 7168, 256), 8192, Tile(128, 256, 8, 2, across=14)),
+        ((256, 8, 7168, 256), 1024, Tile(64, 256, 4, 2, across=28)),
+        ((128, 8, 4096, 192), 8192, Tile(128, 64, 8, 2, across=4)),
+        ((8, 2, 4096, 256), 8192, Tile(128, 256, 8, 2, across=4)),
+    ],
+    ids=str,
+)
+def test_few_channels_go_across(sizes: tuple[int, ...], tokens: int, found: Tile) -> None:
+    assert heuristics.plan(spec(sizes), tokens).down == found
+    # AMD's GPUs have no room for the rows and two tiles of weights.
+    assert not heuristics.plan(spec(sizes, capability=None), 8192).down.across
+    wider = (*sizes[:3], 264)
+    assert not heuristics.plan(spec(wider), tokens).down.across
+
+
+@pytest.mark.parametrize("sizes", LAYERS, ids=str)
+@pytest.mark.parametrize("of", [64, 512, 16384])
+def test_both_forms_of_the_second_product_are_candidates(sizes: tuple[int, ...], of: int) -> None:
+    layer = spec(sizes)
+    tiles = [plan.down for plan in tuning.candidates(layer, of, "down") if isinstance(plan, Sorted)]
+    forms = {tile.across > 0 for tile in tiles}
+    assert not tiles or forms == ({True, False} if sizes[-1] <= heuristics.NARROW else {False})
 
 
 def test_a_gpu_s_file(tmp_path: Path) -> None:
@@ -173,7 +229,7 @@ def test_candidates_are_few_and_fit(sizes: tuple[int, ...], of: int) -> None:
         assert 0 < len(plans) <= tuning.MOST
         for plan in plans:
             rows = plan.rows if isinstance(plan, Sorted) else max(16, of)
-            assert shared_bytes(getattr(plan, product), rows, weights) <= limits.shared
+            assert held(layer, getattr(plan, product), rows, weights) <= limits.shared
 
 
 def work(plan: Plan) -> float:

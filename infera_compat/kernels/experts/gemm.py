@@ -16,25 +16,25 @@ from infera_compat.kernels.experts.gates import gated
 
 
 @triton.jit
-def _tile(tiles, most, tile, ACROSS: tl.constexpr, GROUP: tl.constexpr):
+def tile_at(tiles, most, tile, SPANS: tl.constexpr, GROUP: tl.constexpr):
     """What tile number `tile` is: (expert, first row, row after the expert's last, column tile).
 
-    ACROSS: column tiles. Numbers go through the rows of GROUP row tiles of an expert first, then
+    SPANS: column tiles. Numbers go through the rows of GROUP row tiles of an expert first, then
     through the columns, so that those who read the same weights run at the same time.
     """
-    at = tiles + tile // ACROSS
+    at = tiles + tile // SPANS
     expert = tl.load(at)
     first, height = tl.load(at + most), tl.load(at + 2 * most)
     begin, end = tl.load(at + 3 * most), tl.load(at + 4 * most)
-    inside = tile - first * ACROSS
-    top = inside // (GROUP * ACROSS) * GROUP
+    inside = tile - first * SPANS
+    top = inside // (GROUP * SPANS) * GROUP
     rows = tl.minimum(height - top, GROUP)
-    inside = inside % (GROUP * ACROSS)
+    inside = inside % (GROUP * SPANS)
     return expert, begin, end, top + inside % rows, inside // rows
 
 
 @triton.jit
-def _block(
+def block_of(
     weights,
     expert,
     row,
@@ -61,6 +61,32 @@ def _block(
         if WIDE % DEPTH != 0:
             used = used & (along < WIDE)[None, :]
         values = tl.load(at, used, 0.0)
+    return values
+
+
+@triton.jit
+def state_of(
+    inner,
+    top,
+    depth,
+    end,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    """[ROWS, DEPTH] of inner [pairs, WIDE] from row `top` on; rows from `end` on are others'.
+
+    inner: a descriptor where TMA.
+    """
+    if TMA:
+        values = inner.load([top, depth])
+    else:
+        row, along = top + tl.arange(0, ROWS), depth + tl.arange(0, DEPTH)
+        used = (row < end)[:, None]
+        if WIDE % DEPTH != 0:
+            used = used & (along < WIDE)[None, :]
+        values = tl.load(inner + row.to(tl.int64)[:, None] * WIDE + along[None, :], used, 0.0)
     return values
 
 
@@ -98,7 +124,7 @@ def gate_up(
     await_previous(EARLY)
     found = tl.load(total) * across
     for tile in tl.range(tl.program_id(0), found, tl.num_programs(0), flatten=FLATTEN):
-        expert, begin, end, down, right = _tile(tiles, most, tile, across, GROUP)
+        expert, begin, end, down, right = tile_at(tiles, most, tile, across, GROUP)
         row = begin + down * ROWS + tl.arange(0, ROWS)
         # Rows after the last read some token's, and are not written.
         token = tl.load(order + row, row < end, 0) // TOP_K
@@ -112,12 +138,12 @@ def gate_up(
                 state = tl.load(at + depth)
             else:
                 state = tl.load(at + depth, (along < HIDDEN - depth)[None, :], 0.0)
-            its = _block(
+            its = block_of(
                 w13, expert, column, depth, expert_step, row_step,
                 2 * INTERMEDIATE, HIDDEN, COLUMNS, DEPTH, TMA,
             )  # fmt: skip
             gate = add_product(gate, state, its)
-            its = _block(
+            its = block_of(
                 w13, expert, INTERMEDIATE + column, depth, expert_step, row_step,
                 2 * INTERMEDIATE, HIDDEN, COLUMNS, DEPTH, TMA,
             )  # fmt: skip
@@ -163,7 +189,7 @@ def down(
     await_previous(EARLY)
     found = tl.load(total) * across
     for tile in tl.range(tl.program_id(0), found, tl.num_programs(0), flatten=FLATTEN):
-        expert, begin, end, below, right = _tile(tiles, most, tile, across, GROUP)
+        expert, begin, end, below, right = tile_at(tiles, most, tile, across, GROUP)
         top, column = begin + below * ROWS, right * COLUMNS
         row = top + tl.arange(0, ROWS)
         pair = tl.load(order + row, row < end, 0)
@@ -171,17 +197,8 @@ def down(
             weight = tl.load(weights + pair, row < end, 0.0)
         share = tl.zeros([ROWS, COLUMNS], tl.float32)
         for depth in range(0, INTERMEDIATE, DEPTH):
-            if TMA:
-                state = inner.load([top, depth])
-            else:
-                along = depth + tl.arange(0, DEPTH)
-                at = inner + row.to(tl.int64)[:, None] * INTERMEDIATE + along[None, :]
-                if INTERMEDIATE % DEPTH == 0:
-                    state = tl.load(at, (row < end)[:, None], 0.0)
-                else:
-                    used = (row < end)[:, None] & (along < INTERMEDIATE)[None, :]
-                    state = tl.load(at, used, 0.0)
-            its = _block(
+            state = state_of(inner, top, depth, end, INTERMEDIATE, ROWS, DEPTH, TMA)
+            its = block_of(
                 w2, expert, column, depth, expert_step, row_step,
                 HIDDEN, INTERMEDIATE, COLUMNS, DEPTH, TMA,
             )  # fmt: skip

@@ -17,11 +17,20 @@ FEW = 32
 """The largest bucket that is run without sorting."""
 BYTES = 2
 """Of an element: bfloat16 or float16."""
+MARGIN = 64
+"""Bytes a stage for barriers."""
 
 
 def shared_bytes(tile: Tile, rows: int, weights: int) -> int:
     """Shared memory of a product. rows: of its tile. weights: tiles of weights a step."""
     return tile.stages * (rows + weights * tile.columns) * tile.depth * BYTES
+
+
+def across_bytes(tile: Tile, rows: int, intermediate: int) -> int:
+    """The same of a product that goes across: its rows, the weights of each stage, and a result."""
+    channels = -(-intermediate // tile.depth) * tile.depth
+    held = tile.stages * tile.columns * channels + rows * (channels + tile.columns)
+    return held * BYTES + tile.stages * MARGIN
 
 
 def fitting(tile: Tile, rows: int, weights: int, limits: Limits) -> Tile:
@@ -91,5 +100,44 @@ def sorted_by_expert(spec: ExpertsSpec, rows: int, limits: Limits) -> Sorted:
     large = rows == 128 and limits.tma
     warps = 8 if large else 4
     gate_up = Tile(columns_for(spec.intermediate, 128 if large else 64), 64, warps, 4)
-    down = Tile(columns_for(spec.hidden, 256 if large else 128), 64, warps, 4)
-    return Sorted(rows, fitting(gate_up, rows, 2, limits), fitting(down, rows, 1, limits))
+    gate_up = fitting(gate_up, rows, 2, limits)
+    down = going_across(spec, rows, limits) if rows >= FULL else None
+    if down is None:
+        down = Tile(columns_for(spec.hidden, 256 if large else 128), 64, warps, 4)
+        down = fitting(down, rows, 1, limits)
+    return Sorted(rows, gate_up, down)
+
+
+FULL = 64
+"""Rows from which what a second product writes is much, beside the weights that it reads."""
+NARROW = 256
+"""Channels of an expert, at most, whose second product may go across columns."""
+PROGRAMS = 1024
+"""Of a product that goes across, at least: some for each SM, even if experts have a tile each."""
+LEAST = 4
+"""Column tiles of such a program, at least: fewer, and its rows come too late."""
+
+
+def going_across(spec: ExpertsSpec, rows: int, limits: Limits) -> Tile | None:
+    """A second product that goes across columns; None where a GPU has no room for it."""
+    if spec.intermediate > NARROW:
+        return None
+    many = rows >= 128
+    columns = columns_for(spec.hidden, 128 if many else 64)
+    while columns >= 32:
+        tile = across_tile(spec, Tile(columns, 64, 8 if many else 4, 2))
+        if across_bytes(tile, rows, spec.intermediate) <= limits.shared:
+            return tile
+        columns //= 2
+    return None
+
+
+def across_tile(spec: ExpertsSpec, tile: Tile, wider: int = 1) -> Tile:
+    """The tile, going across. wider: how many times as many column tiles as otherwise."""
+    whole = power_of_two(spec.intermediate)
+    # Channels at once where they fill a power of two: one wait a column tile.
+    depth = whole if whole == spec.intermediate else 64
+    tiles = -(-spec.hidden // tile.columns)
+    spans = min(power_of_two(-(-PROGRAMS // spec.experts)), max(1, tiles // LEAST))
+    across = -(-tiles // max(1, spans // wider))
+    return dataclasses.replace(tile, depth=max(16, depth), across=across)

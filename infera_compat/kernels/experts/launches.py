@@ -11,7 +11,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from infera_compat.errors import CompatError
-from infera_compat.kernels.experts import align, combine, decode, gemm
+from infera_compat.kernels.experts import across, align, combine, decode, gemm
 from infera_compat.kernels.experts.contract import ExpertsCall, ExpertsSpec
 from infera_compat.kernels.experts.plans import Few, Plan, Sorted, Tile
 from infera_compat.kernels.experts.scratch import Sorting, power_of_two
@@ -162,7 +162,8 @@ def sorted_by_expert(call: ExpertsCall, plan: Sorted, bucket: int) -> None:
     )  # fmt: skip
     tile = plan.down
     states = TensorDescriptor.from_tensor(inner, [plan.rows, tile.depth]) if tma else inner
-    gemm.down[_programs(tile, spec.hidden, most, call)](
+    down = across.down_across if tile.across else gemm.down
+    down[_programs(tile, spec.hidden, most, call)](
         states, _weights(call.w2, tile, tma), call.workspace2, chosen.weights, order, tiles, total,
         most, *w2_steps,
         **shared, **_shape(tile), WEIGHTED=not spec.weights_on_input,
@@ -183,17 +184,13 @@ def _scratch(call: ExpertsCall) -> torch.Tensor:
 
 
 def _shape(tile: Tile) -> dict[str, Any]:
-    return {
-        "COLUMNS": tile.columns,
-        "DEPTH": tile.depth,
-        "GROUP": tile.group,
-        "FLATTEN": tile.per_sm > 0,
-    }
+    form = {"ACROSS": tile.across} if tile.across else {"FLATTEN": tile.per_sm > 0}
+    return {"COLUMNS": tile.columns, "DEPTH": tile.depth, "GROUP": tile.group, **form}
 
 
 def _programs(tile: Tile, size: int, most: int, call: ExpertsCall) -> tuple[int]:
     """A program a tile, or as many as run at once. size: columns of the product."""
-    tiles = most * triton.cdiv(size, tile.columns)
+    tiles = most * triton.cdiv(triton.cdiv(size, tile.columns), max(1, tile.across))
     if tile.per_sm:
         tiles = min(tiles, tile.per_sm * processors(call.hidden_states.device))
     return (tiles,)

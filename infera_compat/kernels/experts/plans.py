@@ -21,6 +21,8 @@ class Tile:
     columns: of the result (of gate and of up, each). depth: channels at a time. warps, stages:
     Triton's num_warps and num_stages. group: row tiles that go through the columns together.
     per_sm: programs an SM, which take tiles as long as there are some; 0: a program a tile.
+    across: column tiles that a program goes through with the same rows, whose channels it has all
+    at once; of a sorted plan's second product alone. 0: one, channels in steps.
     """
 
     columns: int
@@ -29,6 +31,7 @@ class Tile:
     stages: int
     group: int = 8
     per_sm: int = 0
+    across: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,4 +90,6 @@ def decode(body: Any) -> Plan:
     numbers.append(plan.rows if isinstance(plan, Sorted) else plan.lines)
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"{body!r} has something that is no number of tiles")
+    if tiles["gate_up"].across or (isinstance(plan, Few) and plan.down.across):
+        raise ValueError(f"{body!r} goes across columns where no product can")
     return plan

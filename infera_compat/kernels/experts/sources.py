@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from infera_compat.kernels.experts import align, combine, decode, gemm, heuristics
+from infera_compat.kernels.experts import across, align, combine, decode, gemm, heuristics
 from infera_compat.kernels.experts.contract import ExpertsCall, ExpertsSpec
 from infera_compat.kernels.experts.plans import Few, Plan, Sorted, Tile
 from infera_compat.kernels.experts.scratch import Sorting, few_bytes, power_of_two
@@ -119,6 +119,7 @@ def _tile(tile: Tile) -> dict[str, Any]:
         "COLUMNS": tile.columns,
         "DEPTH": tile.depth,
         "GROUP": tile.group,
+        "ACROSS": tile.across,
         "FLATTEN": tile.per_sm > 0,
     }
 
@@ -154,12 +155,12 @@ def _sorted(
     kind = TYPES[spec.dtype]
     for function, weights, tile in (
         (gemm.gate_up, "w13", plan.gate_up),
-        (gemm.down, "w2", plan.down),
+        (across.down_across if plan.down.across else gemm.down, "w2", plan.down),
     ):
         types = {}
         if tma:
             types = {weights: f"tensordesc<{kind}[1, {tile.columns}, {tile.depth}]>"}
-            if function is gemm.down:
+            if weights == "w2":
                 types["inner"] = f"tensordesc<{kind}[{plan.rows}, {tile.depth}]>"
         yield _source(function, spec, _within(function, constants | _tile(tile)), **types)
 

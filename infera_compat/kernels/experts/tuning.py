@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from infera_compat.kernels.experts import heuristics
 from infera_compat.kernels.experts.contract import ExpertsSpec
-from infera_compat.kernels.experts.heuristics import shared_bytes
+from infera_compat.kernels.experts.heuristics import MARGIN, across_bytes, shared_bytes
 from infera_compat.kernels.experts.plans import BUCKETS, MOST_FEW, Few, Plan, Sorted, Tile
 from infera_compat.kernels.experts.scratch import power_of_two
 from infera_compat.kernels.limits import Limits
@@ -75,10 +75,41 @@ SORTED_TILES: Mapping[int, Sequence[Tile]] = {
 """By rows, from that many on: of the first product. The second one has twice the columns, since it
 multiplies one tile of weights a step and not two."""
 
+ACROSS_TILES: Mapping[int, Sequence[tuple[Tile, int]]] = {
+    16: (
+        (Tile(64, 64, 4, 2), 1),
+        (Tile(64, 64, 4, 3), 1),
+        (Tile(128, 64, 4, 2), 1),
+    ),
+    64: (
+        (Tile(64, 64, 4, 2), 1),
+        (Tile(64, 64, 4, 2), 2),
+        (Tile(64, 64, 4, 3), 1),
+        (Tile(128, 64, 4, 2), 1),
+        (Tile(128, 64, 8, 2), 1),
+    ),
+    128: (
+        (Tile(128, 64, 8, 2), 1),
+        (Tile(128, 64, 8, 2), 2),
+        (Tile(64, 64, 8, 2), 1),
+        (Tile(64, 64, 8, 3), 1),
+        (Tile(32, 64, 8, 2), 1),
+    ),
+    256: (
+        (Tile(64, 64, 8, 2), 1),
+        (Tile(32, 64, 8, 3), 1),
+    ),
+}
+"""By rows, of a second product that goes across columns, and how much wider than the heuristic's.
+Depth is the heuristic's."""
 
-def tiles(rows: int) -> Sequence[Tile]:
-    """The tiles of SORTED_TILES for so many rows."""
-    return SORTED_TILES[max(least for least in SORTED_TILES if least <= rows)]
+
+T = TypeVar("T")
+
+
+def for_rows(options: Mapping[int, Sequence[T]], rows: int) -> Sequence[T]:
+    """What a table by rows has for so many."""
+    return options[max(least for least in options if least <= rows)]
 
 
 def rows_options(spec: ExpertsSpec, bucket: int) -> tuple[int, ...]:
@@ -88,8 +119,12 @@ def rows_options(spec: ExpertsSpec, bucket: int) -> tuple[int, ...]:
     return tuple(options[:2] if bucket <= MOST_FEW else options)
 
 
-def is_usable(tile: Tile, rows: int, size: int, weights: int, limits: Limits) -> bool:
-    """Whether a GPU has room for a tile, and a product the columns. size: of the result's row."""
+def is_usable(tile: Tile, rows: int, spec: ExpertsSpec, weights: int, limits: Limits) -> bool:
+    """Whether a GPU has room for a tile, and a product the columns."""
+    size = spec.intermediate if weights == 2 else spec.hidden
+    if tile.across:
+        fits = across_bytes(tile, rows, spec.intermediate) <= limits.shared
+        return fits and tile.stages <= limits.stages and tile.columns <= power_of_two(size)
     fits = shared_bytes(tile, rows, weights) + tile.stages * MARGIN <= limits.shared
     # What persists needs the result's tile in shared memory too, beside the next ones.
     if tile.per_sm:
@@ -98,21 +133,21 @@ def is_usable(tile: Tile, rows: int, size: int, weights: int, limits: Limits) ->
     return fits and tile.stages <= limits.stages and tile.columns <= max(128, power_of_two(size))
 
 
-MARGIN = 64
-"""Bytes a stage for barriers."""
-
-
 def candidates(spec: ExpertsSpec, bucket: int, product: str) -> list[Plan]:
     """Plans that differ from the heuristic's in one product. product: gate_up or down."""
     limits = Limits.of(spec)
-    size, weights = (spec.intermediate, 2) if product == "gate_up" else (spec.hidden, 1)
+    weights = 2 if product == "gate_up" else 1
     found: list[Plan] = []
     for plan in starts(spec, bucket):
         rows = plan.rows if isinstance(plan, Sorted) else max(16, bucket)
-        for tile in _options(plan, product):
-            if is_usable(tile, rows, size, weights, limits):
-                values: dict[str, Any] = {product: tile}
-                found.append(dataclasses.replace(plan, **values))
+        usable = [
+            tile
+            for tile in _options(spec, plan, product)
+            if is_usable(tile, rows, spec, weights, limits)
+        ]
+        for tile in usable[: MOST // 3]:
+            values: dict[str, Any] = {product: tile}
+            found.append(dataclasses.replace(plan, **values))
     return found
 
 
@@ -130,12 +165,18 @@ SORTED_FROM = 64
 """Pairs of a call, more of which may be worth sorting."""
 
 
-def _options(plan: Plan, product: str) -> Sequence[Tile]:
+def _options(spec: ExpertsSpec, plan: Plan, product: str) -> Sequence[Tile]:
+    """The likeliest first."""
     if isinstance(plan, Few):
         return FEW_TILES
+    tiles = for_rows(SORTED_TILES, plan.rows)
     if product == "gate_up":
-        return tiles(plan.rows)
-    return [dataclasses.replace(it, columns=2 * it.columns) for it in tiles(plan.rows)]
+        return tiles
+    across = for_rows(ACROSS_TILES, plan.rows) if spec.intermediate <= heuristics.NARROW else ()
+    return [
+        *(heuristics.across_tile(spec, tile, wider) for tile, wider in across),
+        *(dataclasses.replace(tile, columns=2 * tile.columns) for tile in tiles),
+    ]
 
 
 def everything(spec: ExpertsSpec, buckets: Sequence[int] = BUCKETS) -> Iterator[tuple[int, Plan]]:
