@@ -18,10 +18,10 @@ SERVE = """
 RIGHT = [13, 19]
 SERVE_FLAT = dedent(SERVE)
 LOST = """
-    import infera_compat.shims as shims
+    import infera_compat.contracts as contracts
     def lost(*args):
         raise PermissionError("not yours")
-    shims.judge = lost
+    contracts.judge = lost
 """
 
 
