@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -53,9 +53,7 @@ def experts(
     import torch
     import triton
 
-    from infera_compat.kernels import replays
     from infera_compat.kernels.experts import configs, timing, tuning
-    from infera_compat.kernels.experts.contract import ExpertsSpec
     from infera_compat.kernels.experts.plans import BUCKETS
 
     chosen = sorted(set(buckets)) or list(BUCKETS)
@@ -67,23 +65,12 @@ def experts(
             expected=f"some of {', '.join(map(str, BUCKETS))}",
             do="Mend --bucket.",
         )
-    specs = [
-        ExpertsSpec(
-            *(each[0], each[0], each[2], each[3], each[1], torch.bfloat16),
-            device=machine.device,
-            capability=machine.capability,
-        )
-        for each in ([sizes(text) for text in layers] or LAYERS)
-    ]
+    specs = specs_of(layers, machine)
     file = configs.path(machine.name, folder or configs.FOLDER)
     known = configs.read(file, machine.name) if file.is_file() else {}
     check_writable(file)
     with progress(console) as bar:
-        todo = [(spec, *each) for spec in specs for each in tuning.everything(spec, chosen)]
-        task = bar.add_task("compiling", total=len(dict.fromkeys(todo)))
-        replays.in_processes(
-            timing.compile_one, todo, os.cpu_count() or 1, lambda: bar.advance(task)
-        )
+        compile_all(bar, timing.compile_one, candidates(specs, chosen))
         task = bar.add_task("timing", total=len(specs) * len(chosen))
         for spec in specs:
             layer = timing.Layer(spec, torch.device(machine.device))
@@ -103,6 +90,42 @@ def experts(
             torch.cuda.empty_cache()
     console.print(f"Written: {file}", soft_wrap=True)
     return 0
+
+
+def specs_of(layers: Sequence[str], machine: Machine) -> list[ExpertsSpec]:
+    """The layers' specs on a machine, those of LAYERS where there is none; raises as `sizes`."""
+    import torch
+
+    from infera_compat.kernels.experts.contract import ExpertsSpec
+
+    return [
+        ExpertsSpec(
+            *(each[0], each[0], each[2], each[3], each[1], torch.bfloat16),
+            device=machine.device,
+            capability=machine.capability,
+        )
+        for each in ([sizes(text) for text in layers] or LAYERS)
+    ]
+
+
+def candidates(
+    specs: Sequence[ExpertsSpec], buckets: Sequence[int]
+) -> list[tuple[ExpertsSpec, int, Plan]]:
+    """What is compiled before the search, as arguments of timing.compile_one."""
+    from infera_compat.kernels.experts import tuning
+
+    return [(spec, *each) for spec in specs for each in tuning.everything(spec, buckets)]
+
+
+def compile_all(
+    bar: Progress, function: Callable[..., bool], todo: Sequence[tuple[Any, ...]]
+) -> int:
+    """Compile in a process a processor, and show it; returns for how many there is no room."""
+    from infera_compat.kernels import replays
+
+    different = list(dict.fromkeys(todo))
+    task = bar.add_task("compiling", total=len(different))
+    return replays.in_processes(function, different, os.cpu_count() or 1, lambda: bar.advance(task))
 
 
 def sizes(text: str) -> Sizes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
@@ -42,34 +41,14 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
     import torch
     import triton
 
-    from infera_compat.kernels import replays
     from infera_compat.kernels.attention import arguments, settings, timing, tuning
-    from infera_compat.kernels.attention.contract import AttentionSpec
 
-    specs = [
-        AttentionSpec(
-            *each,
-            torch.bfloat16,
-            torch.bfloat16,
-            block_size=BLOCK_SIZE,
-            device=machine.device,
-            capability=machine.capability,
-        )
-        for each in ([sizes(text) for text in layers] or LAYERS)
-    ]
+    specs = specs_of(layers, machine)
     file = settings.path(machine.name, folder or settings.FOLDER)
     known = settings.read(file, machine.name) if file.is_file() else {}
     tune.check_writable(file)
-    decodings, prefillings = list(tuning.decodings()), tuning.PREFILL_TILES
     with tune.progress(console) as progress:
-        todo: list[tuple[Any, ...]] = []
-        for spec in specs:
-            todo += product([spec], decodings, arguments.LOOKED_AT)
-            todo += [(spec, it, arguments.LOOKED_AT[1]) for it in prefillings]
-        task = progress.add_task("compiling", total=len(todo))
-        replays.in_processes(
-            timing.compile_one, todo, os.cpu_count() or 1, lambda: progress.advance(task)
-        )
+        tune.compile_all(progress, timing.compile_one, candidates(specs))
         task = progress.add_task("timing", total=len(specs) * (len(arguments.LOOKED_AT) + 1))
         for spec in specs:
             layer = timing.Layer(spec, torch.device(machine.device))
@@ -90,6 +69,37 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
             torch.cuda.empty_cache()
     console.print(f"Written: {file}", soft_wrap=True)
     return 0
+
+
+def specs_of(layers: Sequence[str], machine: tune.Machine) -> list[AttentionSpec]:
+    """The layers' specs on a machine, those of LAYERS where there is none; raises as `sizes`."""
+    import torch
+
+    from infera_compat.kernels.attention.contract import AttentionSpec
+
+    return [
+        AttentionSpec(
+            *each,
+            torch.bfloat16,
+            torch.bfloat16,
+            block_size=BLOCK_SIZE,
+            device=machine.device,
+            capability=machine.capability,
+        )
+        for each in ([sizes(text) for text in layers] or LAYERS)
+    ]
+
+
+def candidates(specs: Sequence[AttentionSpec]) -> list[tuple[Any, ...]]:
+    """What is compiled before the search, as arguments of timing.compile_one."""
+    from infera_compat.kernels.attention import arguments, tuning
+
+    decodings = list(tuning.decodings())
+    todo: list[tuple[Any, ...]] = []
+    for spec in specs:
+        todo += product([spec], decodings, arguments.LOOKED_AT)
+        todo += [(spec, it, arguments.LOOKED_AT[1]) for it in tuning.PREFILL_TILES]
+    return todo
 
 
 def sizes(text: str) -> Sizes:
