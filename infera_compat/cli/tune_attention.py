@@ -41,7 +41,8 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
     import torch
     import triton
 
-    from infera_compat.kernels.attention import arguments, settings, timing, tuning
+    from infera_compat.kernels import pieces
+    from infera_compat.kernels.attention import settings, timing, tuning
 
     specs = specs_of(layers, machine)
     file = settings.path(machine.name, folder or settings.FOLDER)
@@ -49,14 +50,14 @@ def attention(layers: Sequence[str], folder: Path | None, console: Console) -> i
     tune.check_writable(file)
     with tune.progress(console) as progress:
         tune.compile_all(progress, timing.compile_one, candidates(specs))
-        task = progress.add_task("timing", total=len(specs) * (len(arguments.LOOKED_AT) + 1))
+        task = progress.add_task("timing", total=len(specs) * (len(pieces.LOOKED_AT) + 1))
         for spec in specs:
             layer = timing.Layer(spec, torch.device(machine.device))
             decoded = {}
-            for looked_at in arguments.LOOKED_AT:
+            for looked_at in pieces.LOOKED_AT:
                 decoded[looked_at] = tuning.decoding(looked_at, layer.timer(looked_at))
                 progress.advance(task)
-            prefilled = tuning.prefilling(layer.timer(arguments.LOOKED_AT[1]))
+            prefilled = tuning.prefilling(layer.timer(pieces.LOOKED_AT[1]))
             progress.advance(task)
             decoding = {looked_at: found for looked_at, (found, _) in decoded.items()}
             known[settings.layer(spec)] = settings.Found(decoding, prefilled[0])
@@ -92,13 +93,14 @@ def specs_of(layers: Sequence[str], machine: tune.Machine) -> list[AttentionSpec
 
 def candidates(specs: Sequence[AttentionSpec]) -> list[tuple[Any, ...]]:
     """What is compiled before the search, as arguments of timing.compile_one."""
-    from infera_compat.kernels.attention import arguments, tuning
+    from infera_compat.kernels import pieces
+    from infera_compat.kernels.attention import tuning
 
     decodings = list(tuning.decodings())
     todo: list[tuple[Any, ...]] = []
     for spec in specs:
-        todo += product([spec], decodings, arguments.LOOKED_AT)
-        todo += [(spec, it, arguments.LOOKED_AT[1]) for it in tuning.PREFILL_TILES]
+        todo += product([spec], decodings, pieces.LOOKED_AT)
+        todo += [(spec, it, pieces.LOOKED_AT[1]) for it in tuning.PREFILL_TILES]
     return todo
 
 

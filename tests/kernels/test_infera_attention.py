@@ -14,7 +14,8 @@ import torch
 import triton
 from calls import LAYOUTS, assert_agrees, assert_same, attention, guarded, snapshot
 
-from infera_compat.kernels.attention import arguments, eligible, infera_attention, infera_decode
+from infera_compat.kernels import pieces
+from infera_compat.kernels.attention import eligible, infera_attention, infera_decode
 from infera_compat.kernels.attention.contract import AttentionCall, AttentionKernel, AttentionSizes
 from infera_compat.kernels.attention.nothing import nothing_to_do
 from infera_compat.kernels.attention.settings import Decoding, Prefilling
@@ -114,7 +115,7 @@ def test_padding_is_not_touched(kernel: AttentionKernel) -> None:
 def test_more_requests_than_are_looked_at_at_once(
     kernel: AttentionKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arguments, "LOOKED_AT", (1, 2))
+    monkeypatch.setattr(pieces, "LOOKED_AT", (1, 2))
     check(kernel, (1,) * 7, (3, 0, 70, 5, 1, 9, 33), kv_heads=1)
     check(ATTENTION, (1, 9, 1, 1, 20), (3, 9, 70, 5, 33), kv_heads=1)
 
@@ -126,12 +127,12 @@ def test_requests_of_several_pieces_are_added_up(
     least: int, at_once: int, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The longest is cut into eleven of sixteen pieces, or fewer, and no piece is left unread."""
-    monkeypatch.setattr(infera_decode, "MERGED_PIECES", at_once)
+    monkeypatch.setattr(pieces, "ADDED_PIECES", at_once)
     settings = Decoding(block_n=16, programs=4, least=least)
     call = attention((1, 0, 1, 1), (260, 0, 17, 100), kv_heads=1, ratio=4, dtype=HALF)
-    chosen = infera_decode.Variant(call.spec, queries, arguments.LOOKED_AT[1], settings)
-    assert chosen.wanted == 4 * eligible.INTERPRETED_PROCESSORS
-    assert not chosen.alone(4)
+    chosen = infera_decode.Variant(call.spec, queries, pieces.LOOKED_AT[1], settings)
+    assert chosen.cut.wanted == 4 * eligible.INTERPRETED_PROCESSORS
+    assert not chosen.cut.alone(4)
     assert chosen.adding["AT_ONCE"] == min(at_once, 8)
     space = torch.full((chosen.bytes + 1024,), 0xFF, dtype=torch.uint8)
     call = equipped(DECODE, call, space)
@@ -146,8 +147,8 @@ def test_requests_of_several_pieces_are_added_up(
 def test_as_many_requests_as_pieces_are_one_piece_each(queries: int) -> None:
     call = attention((1, 1, 0, 1), (260, 17, 0, 100), kv_heads=1, ratio=4, dtype=HALF)
     settings = Decoding(block_n=16, programs=1)
-    chosen = infera_decode.Variant(call.spec, queries, arguments.LOOKED_AT[1], settings)
-    assert chosen.alone(4)
+    chosen = infera_decode.Variant(call.spec, queries, pieces.LOOKED_AT[1], settings)
+    assert chosen.cut.alone(4)
     before = snapshot(call, *SCRATCH)
     chosen.launch(call)  # without a workspace
     assert_right(call, before, 3)
@@ -159,7 +160,7 @@ def test_prompts_of_many_tiles(block_m: int, window: int | None) -> None:
     call = attention((150, 1, 61), (210, 9, 61), kv_heads=2, ratio=4, dtype=HALF, window=window)
     settings = Prefilling(block_m, 32, 4, 2)
     before = snapshot(call, "out")
-    infera_attention.Variant(call.spec, arguments.LOOKED_AT[1], settings).launch(call)
+    infera_attention.Variant(call.spec, pieces.LOOKED_AT[1], settings).launch(call)
     mine = torch.tensor([True] * 150 + [False] + [True] * 61)
     assert_agrees(call.out[mine], expected.attention(call)[mine], HALF)
     assert bool(call.out[~mine].isnan().all()), "who decodes is served by another launch"

@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from infera_compat.kernels import pieces
 from infera_compat.kernels.attention import arguments, infera_attention, infera_decode, settings
 from infera_compat.kernels.attention.contract import AttentionSpec
 from infera_compat.kernels.attention.prefill import WHOLE_NUMBERS, prefill
@@ -106,10 +107,10 @@ def test_what_is_chosen_fits(target: str, head_size: int) -> None:
     capability = CAPABILITIES[target]
     most = AMD if capability is None else SHARED[capability]
     for queries in infera_decode.QUERIES:
-        chosen = infera_decode.variant(spec, queries, arguments.LOOKED_AT[-1])
+        chosen = infera_decode.variant(spec, queries, pieces.LOOKED_AT[-1])
         shared = compiled(split_kv, chosen.constants, chosen.options, target).metadata.shared
         assert shared * chosen.settings.programs <= most
-    prompts = infera_attention.variant(spec, arguments.LOOKED_AT[-1])
+    prompts = infera_attention.variant(spec, pieces.LOOKED_AT[-1])
     kernel = compiled(prefill, prompts.constants, prompts.options, target)
     assert kernel.metadata.shared <= most
 
@@ -117,7 +118,7 @@ def test_what_is_chosen_fits(target: str, head_size: int) -> None:
 def test_the_shared_memory_of_hopper_is_known(tmp_path: Path) -> None:
     """What `settings` reckons with is what Triton takes, so that a tuner's choice can be judged."""
     spec = layer("sm_90")
-    chosen = infera_decode.variant(spec, 1, arguments.LOOKED_AT[-1])
+    chosen = infera_decode.variant(spec, 1, pieces.LOOKED_AT[-1])
     kernel = compiled(split_kv, chosen.constants, chosen.options, "sm_90")
     said = settings.decoding_bytes(chosen.settings, chosen.block_m, chosen.block_d)
     assert said == chosen.settings.programs * kernel.metadata.shared
@@ -126,7 +127,7 @@ def test_the_shared_memory_of_hopper_is_known(tmp_path: Path) -> None:
     waits, releases = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
     assert ptx.index(waits) < ptx.index(releases), "who is released may read the step's lengths"
     assert not spilled(kernel, tmp_path)
-    adds = compiled(add_pieces, chosen.adding, {**infera_decode.MERGING, **chosen.early}, "sm_90")
+    adds = compiled(add_pieces, chosen.adding, {**pieces.ADDING, **chosen.early}, "sm_90")
     ptx = adds.asm["ptx"]
     before, behind = ptx.split(waits)
     assert "ld.global" in before, "lengths are read while the pieces are still being written"
@@ -135,7 +136,7 @@ def test_the_shared_memory_of_hopper_is_known(tmp_path: Path) -> None:
 
 
 def test_prefill_uses_hoppers_tensor_cores(tmp_path: Path) -> None:
-    chosen = infera_attention.variant(layer("sm_90"), arguments.LOOKED_AT[-1])
+    chosen = infera_attention.variant(layer("sm_90"), pieces.LOOKED_AT[-1])
     kernel = compiled(prefill, chosen.constants, chosen.options, "sm_90")
     assert "wgmma.mma_async" in kernel.asm["ptx"]
     assert not spilled(kernel, tmp_path)

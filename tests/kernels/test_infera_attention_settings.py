@@ -13,7 +13,7 @@ import torch
 import triton
 
 from infera_compat.errors import CompatError
-from infera_compat.kernels import replays
+from infera_compat.kernels import pieces, replays
 from infera_compat.kernels.attention import arguments, settings, timing, tuning
 from infera_compat.kernels.attention.contract import AttentionSpec
 from infera_compat.kernels.attention.settings import Decoding, Found, Prefilling
@@ -114,9 +114,9 @@ def test_settings_without_room_are_not_chosen() -> None:
 def test_candidates_are_few_and_distinct() -> None:
     assert len(set(tuning.decodings())) == len(tuning.DECODE_TILES) <= 24
     assert len(set(tuning.PREFILL_TILES)) == len(tuning.PREFILL_TILES) <= 24
-    assert set(tuning.DECODED) == set(arguments.LOOKED_AT)
+    assert set(tuning.DECODED) == set(pieces.LOOKED_AT)
     for looked_at, steps in tuning.DECODED.items():
-        assert all(arguments.looked_at(step.requests) == looked_at for step in steps)
+        assert all(pieces.looked_at(step.requests) == looked_at for step in steps)
 
 
 def test_the_bench_does_not_score_what_the_tuner_was_timed_on() -> None:

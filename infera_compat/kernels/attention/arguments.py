@@ -9,9 +9,9 @@ from operator import or_
 from typing import Any
 
 import torch
-import triton
 
 from infera_compat.kernels.attention.contract import AttentionCall, AttentionSpec
+from infera_compat.kernels.pieces import power
 
 DTYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 """Element types that they take, and pointers to them as Triton writes them."""
@@ -20,32 +20,15 @@ POINTERS = {
     **dict.fromkeys(("slopes", "partial", "stats", "sinks"), "*fp32"),
 }
 FEATURES: Mapping[str, Any] = {"window": 128, "soft_cap": 30.0, "sinks": True, "alibi": True}
-LOOKED_AT = (1, 16, 256)
-"""Requests that a program looks at in one go, to find its own; larger batches take several."""
 ROW = 8
 """Elements of 16 bytes: what rows are multiples of."""
 FEWEST_CHANNELS = 16
 """Of a tile: what a tensor core takes at least."""
 
 
-def power(number: int) -> int:
-    """The power of two at or above a number."""
-    return int(triton.next_power_of_2(number))
-
-
 def channels(spec: AttentionSpec) -> int:
     """Channels of a tile: a power of two."""
     return max(FEWEST_CHANNELS, power(spec.head_size))
-
-
-def looked_at(requests: int) -> int:
-    """Which of LOOKED_AT a step of so many requests has."""
-    return next((most for most in LOOKED_AT if requests <= most), LOOKED_AT[-1])
-
-
-def looked_at_within(requests: int) -> tuple[int, ...]:
-    """Which of them steps of up to so many requests have."""
-    return LOOKED_AT[: LOOKED_AT.index(looked_at(requests)) + 1]
 
 
 def constants(spec: AttentionSpec) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from infera_compat.kernels import pieces
 from infera_compat.kernels.attention import arguments, eligible, infera_decode, settings
 from infera_compat.kernels.attention.contract import (
     AttentionCall,
@@ -30,7 +31,7 @@ DECODED = 1
 
 @dataclass(frozen=True)
 class Variant:
-    """Prefill for a layer, and steps of so many requests. looked_at: one of arguments.LOOKED_AT."""
+    """Prefill for a layer, and steps of so many requests. looked_at: one of pieces.LOOKED_AT."""
 
     spec: AttentionSpec
     looked_at: int
@@ -104,7 +105,7 @@ class InferaAttention(AttentionKernel):
     ) -> None:
         """Compile both kernels, by launches that have nothing to do."""
         infera_decode.KERNEL.warm_up(spec, sizes, device, store)
-        for looked_at in arguments.looked_at_within(sizes.requests):
+        for looked_at in pieces.looked_at_within(sizes.requests):
             for call in nothing_to_do(self, spec, sizes, device, looked_at):
                 variant(spec, looked_at).launch(call)
 
@@ -115,14 +116,14 @@ class InferaAttention(AttentionKernel):
         if call.max_query_len <= infera_decode.QUERIES[-1]:
             infera_decode.KERNEL.run(call)
         else:
-            variant(call.spec, arguments.looked_at(call.seq_lens.shape[0])).launch(call)
+            variant(call.spec, pieces.looked_at(call.seq_lens.shape[0])).launch(call)
             infera_decode.decode(call, DECODED)
 
     def compiles_for(self) -> Iterator[tuple[Any, Mapping[str, str], Mapping[str, Any]]]:
         """Prefill in each element type, plain and with every feature, and what decodes."""
         yield from infera_decode.KERNEL.compiles_for()
         for spec in arguments.examples():
-            constants = variant(spec, arguments.LOOKED_AT[-1]).constants
+            constants = variant(spec, pieces.LOOKED_AT[-1]).constants
             yield prefill, arguments.signature(prefill, spec.dtype, constants), constants
 
 

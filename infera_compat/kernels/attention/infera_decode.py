@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from infera_compat.kernels import pieces
 from infera_compat.kernels.attention import arguments, eligible, settings
 from infera_compat.kernels.attention.contract import (
     AttentionCall,
@@ -22,16 +23,13 @@ from infera_compat.kernels.attention.settings import Decoding
 from infera_compat.kernels.attention.split_kv import add_pieces, split_kv
 from infera_compat.kernels.kernel import Reason
 from infera_compat.kernels.limits import Limits
+from infera_compat.kernels.pieces import Pieces
 from infera_compat.kernels.store import Store
 
 QUERIES = (1, 8)
 """Query tokens of a request that a variant is compiled for, at most."""
 MOST_ROWS, FEWEST_ROWS = 64, 16
 """Rows of a tile of queries: what registers hold, and what a tensor core takes at least."""
-MERGED_ELEMENTS, MERGED_PIECES, FEWEST_PIECES = 8192, 64, 4
-"""What a program reads at once of the pieces it adds up: 64 registers of each of 128 threads."""
-MERGING = {"num_warps": 4, "num_stages": 1}
-"""How Triton is to compile what adds up: all reads of a program are on their way at once."""
 FLOAT_BYTES = 4
 PASSED_ON = ("KV_HEADS", "GROUP", "SIZE", "WINDOW", "SINKS")
 """The layer's constants that what adds up needs too."""
@@ -41,7 +39,7 @@ PASSED_ON = ("KV_HEADS", "GROUP", "SIZE", "WINDOW", "SINKS")
 class Variant:
     """The kernel for a layer, requests of up to `queries` query tokens, and so many of them.
 
-    queries: one of QUERIES. looked_at: one of arguments.LOOKED_AT. settings: how keys are cut.
+    queries: one of QUERIES. looked_at: one of pieces.LOOKED_AT. settings: how keys are cut.
     """
 
     spec: AttentionSpec
@@ -57,12 +55,12 @@ class Variant:
     @functools.cached_property
     def block_m(self) -> int:
         """Rows of a tile of queries."""
-        return min(max(arguments.power(self.rows_in_all), FEWEST_ROWS), MOST_ROWS)
+        return min(max(pieces.power(self.rows_in_all), FEWEST_ROWS), MOST_ROWS)
 
     @functools.cached_property
     def rows(self) -> int:
         """Of those, the ones that are ever used: a power of two."""
-        return min(arguments.power(self.rows_in_all), self.block_m)
+        return min(pieces.power(self.rows_in_all), self.block_m)
 
     @functools.cached_property
     def block_d(self) -> int:
@@ -75,30 +73,20 @@ class Variant:
         return self.spec.kv_heads * -(-self.rows_in_all // self.block_m)
 
     @functools.cached_property
-    def wanted(self) -> int:
-        """Pieces that the keys of a step are cut into, so that programs are as many as wanted."""
+    def cut(self) -> Pieces:
+        """How many pieces keys are cut into."""
         processors = eligible.processors(torch.device(self.spec.device))
-        return max(1, self.settings.programs * processors // self.tiles)
-
-    def alone(self, requests: int) -> bool:
-        """Whether each of so many requests is one piece."""
-        return requests >= self.wanted or requests > self.looked_at
-
-    @property
-    def pieces(self) -> int:
-        """At most, of steps whose requests have several."""
-        requests = min(self.wanted - 1, self.looked_at)
-        return self.wanted + requests - 1 if requests else 0
+        return Pieces.of(self.settings.programs * processors, self.tiles, self.looked_at)
 
     @property
     def numbers(self) -> int:
         """Of scratch, before the pieces' statistics: a row of channels for each row of a piece."""
-        return self.pieces * self.tiles * self.rows * self.block_d
+        return self.cut.most * self.tiles * self.rows * self.block_d
 
     @property
     def bytes(self) -> int:
         """Of scratch: the above, and two numbers more for each row."""
-        return FLOAT_BYTES * (self.numbers + 2 * self.pieces * self.tiles * self.rows)
+        return FLOAT_BYTES * (self.numbers + 2 * self.cut.most * self.tiles * self.rows)
 
     @functools.cached_property
     def constants(self) -> Mapping[str, Any]:
@@ -123,12 +111,10 @@ class Variant:
     @functools.cached_property
     def adding(self) -> Mapping[str, Any]:
         """add_pieces' constants."""
-        each = arguments.power(-(-self.wanted // numbers_of_requests(self.looked_at)[0]))
-        at_once = min(MERGED_ELEMENTS // self.block_d, MERGED_PIECES, max(FEWEST_PIECES, each))
         shared = ("QUERIES", "M_TILES", "BLOCK_M", "ROWS", "BLOCK_N", "BLOCK_D", "BLOCK_B", "EARLY")
         return {
             **{name: self.constants[name] for name in (*PASSED_ON, *shared)},
-            "AT_ONCE": at_once,
+            "AT_ONCE": self.cut.at_once(self.block_d),
         }
 
     @functools.cached_property
@@ -145,7 +131,7 @@ class Variant:
     def launch(self, call: AttentionCall) -> None:
         """Serve the requests of a call that it is for; others are left alone."""
         requests = call.seq_lens.shape[0]
-        alone = self.alone(requests)
+        alone = self.cut.alone(requests)
         partial = stats = call.query
         if not alone:
             if call.workspace is None:
@@ -153,9 +139,9 @@ class Variant:
             partial = call.workspace.view(torch.float32)
             stats = partial[self.numbers :]
         tensors, strides = arguments.tensors(call, stats), arguments.strides(call)
-        cut = (self.wanted, self.settings.least)
-        split_kv[requests if alone else self.wanted + requests - 1, self.tiles](
-            *(*tensors, partial, stats, call.scale, requests, *strides, *cut),
+        wanted = (self.cut.wanted, self.settings.least)
+        split_kv[self.cut.in_all(requests), self.tiles](
+            *(*tensors, partial, stats, call.scale, requests, *strides, *wanted),
             **(self.constants_alone if alone else self.constants),
             **self.options,
         )
@@ -163,9 +149,9 @@ class Variant:
             return
         _, _, _, _, seq_lens, starts, out, sinks, _ = tensors
         add_pieces[requests * self.spec.kv_heads, self.rows_in_all](
-            *(seq_lens, starts, out, sinks, partial, stats, requests, *strides[-2:], *cut),
+            *(seq_lens, starts, out, sinks, partial, stats, requests, *strides[-2:], *wanted),
             **self.adding,
-            **MERGING,
+            **pieces.ADDING,
             **self.early,
         )
 
@@ -178,21 +164,13 @@ def variant(spec: AttentionSpec, queries: int, looked_at: int) -> Variant:
 
 def variants(spec: AttentionSpec, sizes: AttentionSizes) -> Iterator[Variant]:
     """Those that steps within `sizes` have."""
-    for queries, looked_at in product(QUERIES, arguments.looked_at_within(sizes.requests)):
+    for queries, looked_at in product(QUERIES, pieces.looked_at_within(sizes.requests)):
         yield variant(spec, queries, looked_at)
-
-
-def numbers_of_requests(looked_at: int) -> tuple[int, ...]:
-    """Of steps that a variant serves: the fewest, the most, and where there is no end, one more."""
-    at = arguments.LOOKED_AT.index(looked_at)
-    fewest = arguments.LOOKED_AT[at - 1] + 1 if at else 1
-    last = looked_at == arguments.LOOKED_AT[-1]
-    return tuple(dict.fromkeys((fewest, looked_at, *([looked_at + 1] if last else []))))
 
 
 def decode(call: AttentionCall, queries: int) -> None:
     """Serve the requests that have at most so many query tokens. queries: one of QUERIES."""
-    variant(call.spec, queries, arguments.looked_at(call.seq_lens.shape[0])).launch(call)
+    variant(call.spec, queries, pieces.looked_at(call.seq_lens.shape[0])).launch(call)
 
 
 class InferaDecode(AttentionKernel):
@@ -214,8 +192,8 @@ class InferaDecode(AttentionKernel):
     ) -> None:
         """Compile each variant, by launches that have nothing to do."""
         for each in variants(spec, sizes):
-            numbers = numbers_of_requests(each.looked_at)
-            for requests in {each.alone(number): number for number in numbers}.values():
+            numbers = pieces.numbers_of_requests(each.looked_at)
+            for requests in {each.cut.alone(number): number for number in numbers}.values():
                 for call in nothing_to_do(self, spec, sizes, device, requests):
                     each.launch(call)
 
@@ -227,7 +205,7 @@ class InferaDecode(AttentionKernel):
     def compiles_for(self) -> Iterator[tuple[Any, Mapping[str, str], Mapping[str, Any]]]:
         """Each number of query tokens in each element type, plain and with every feature."""
         for spec, queries in product(arguments.examples(), QUERIES):
-            each = variant(spec, queries, arguments.LOOKED_AT[1])
+            each = variant(spec, queries, pieces.LOOKED_AT[1])
             for function, constants in (
                 (split_kv, each.constants_alone),
                 (split_kv, each.constants),

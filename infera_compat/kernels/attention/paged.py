@@ -11,10 +11,6 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-1.0e30)
-"""A score below all others, and finite: the difference of two of them is no NaN."""
-
-
 ALIGNED = tl.constexpr(8)
 """Strides of rows are multiples of so many elements: 16 bytes, as the contract says."""
 

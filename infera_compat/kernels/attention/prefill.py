@@ -15,14 +15,8 @@ import triton
 import triton.language as tl
 
 from infera_compat.kernels.arithmetic import add_product, product, rounded
-from infera_compat.kernels.attention.paged import (
-    LOG2E,
-    LOWEST,
-    aligned,
-    bent,
-    blocks,
-    with_sinks,
-)
+from infera_compat.kernels.attention.paged import LOG2E, aligned, bent, blocks, with_sinks
+from infera_compat.kernels.piecewise import LOWEST
 
 NUMBERS = (
     *("requests", "qt", "qh", "kb", "ks", "kh", "vb", "vs", "vh", "tb", "ot", "oh"),

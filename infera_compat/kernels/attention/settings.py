@@ -25,6 +25,7 @@ from infera_compat.errors import CompatError
 from infera_compat.kernels.attention import arguments
 from infera_compat.kernels.attention.contract import AttentionSpec
 from infera_compat.kernels.limits import Limits
+from infera_compat.kernels.pieces import LOOKED_AT
 from infera_compat.kernels.table import slug
 from infera_compat.matrix import files
 
@@ -66,7 +67,7 @@ class Prefilling:
 
 @dataclass(frozen=True)
 class Found:
-    """What a tuner found for a layer. decoding: by one of arguments.LOOKED_AT."""
+    """What a tuner found for a layer. decoding: by one of pieces.LOOKED_AT."""
 
     decoding: Mapping[int, Decoding]
     prefilling: Prefilling | None = None
@@ -148,7 +149,7 @@ def read(file: Path, gpu: str) -> dict[Layer, Found]:
         return {
             tuple(int(its[name]) for name in LAYER): Found(
                 {
-                    arguments.LOOKED_AT[arguments.LOOKED_AT.index(int(key))]: Decoding(**value)
+                    LOOKED_AT[LOOKED_AT.index(int(key))]: Decoding(**value)
                     for key, value in its["decoding"].items()
                 },
                 None if its["prefilling"] is None else Prefilling(**its["prefilling"]),

@@ -1,12 +1,7 @@
 """Decoding: the keys of a step in pieces of about the same length, and a launch that adds them up.
 
-A piece is some key tiles of one request. How long pieces are follows from all lengths, which are
-read on the device: a long request has more of them than a short one, and all together are about as
-many as the GPU holds at once. So the grid depends on shapes alone and one CUDA graph serves all
-lengths. Programs that find no piece end at once. Where there are as many requests as pieces, each
-request is one piece, and nothing has to be added up.
-
-The order of each sum is fixed, so the bits are the same each time.
+How they are cut is piecewise's. Where there are as many requests as pieces, each request is one
+piece, and nothing has to be added up.
 
 After the ideas of Flash-Decoding (Dao et al., 2023) and Lean Attention (Sanovar et al., 2024).
 """
@@ -20,7 +15,6 @@ import triton.language as tl
 
 from infera_compat.kernels.arithmetic import add_product, product, rounded
 from infera_compat.kernels.attention.paged import (
-    LOWEST,
     aligned,
     bent,
     blocks,
@@ -28,6 +22,7 @@ from infera_compat.kernels.attention.paged import (
     with_sinks,
 )
 from infera_compat.kernels.dependents import await_previous, release_next
+from infera_compat.kernels.piecewise import LOWEST, added, cut, keep, of_request, own
 
 NUMBERS = (
     *("requests", "qt", "qh", "kb", "ks", "kh", "vb", "vs", "vh", "tb", "ot", "oh"),
@@ -36,23 +31,6 @@ NUMBERS = (
 """Arguments whose values Triton is not to compile for."""
 WHOLE_NUMBERS = ("table", "seq_lens", "starts", "sinks", "slopes")
 """Pointers that are read a number at a time: their alignment does not matter."""
-
-
-@triton.jit
-def pieces(
-    requests, seq_lens, starts, wanted, least,
-    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr,
-):  # fmt: skip
-    """How the keys of all requests are cut: (tiles of a piece, pieces of each request [BLOCK_B]).
-
-    wanted: pieces in all; there are less than wanted + requests. least: tiles of a piece.
-    """
-    first, behind = key_tiles(
-        requests, seq_lens, starts, tl.arange(0, BLOCK_B), BLOCK_N, WINDOW, QUERIES
-    )
-    tiles = behind - first
-    each = tl.maximum(tl.cdiv(tl.sum(tiles, 0), wanted), least)
-    return each, tl.cdiv(tiles, each)
 
 
 @triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=WHOLE_NUMBERS)
@@ -71,10 +49,9 @@ def split_kv(
     QUERIES: query tokens of a request that is served here, at most. M_TILES: tiles of BLOCK_M rows
     that its queries and GROUP heads fill; ROWS: of a tile, those that are ever used. BLOCK_B: at
     least as many as there are requests; 0 where each request is a piece, and `out` is written.
-    wanted, least: of `pieces`. WINDOW, CAP: 0 for none. EARLY: whether it may be launched before
+    wanted, least: of `cut`. WINDOW, CAP: 0 for none. EARLY: whether it may be launched before
     the launch before it has ended.
-    partial: [pieces, KV_HEADS * M_TILES, ROWS, BLOCK_D], float32: sums of weighted values.
-    stats: [pieces, KV_HEADS * M_TILES, 2, ROWS], float32: the largest score, the sum of weights.
+    partial, stats: of `keep`; places are [pieces, KV_HEADS * M_TILES].
     """
     await_previous(EARLY)
     # Behind the wait: who is released may read the step's lengths at once.
@@ -88,13 +65,10 @@ def split_kv(
         first, behind = key_tiles(requests, seq_lens, starts, request, BLOCK_N, WINDOW, QUERIES)
         begins, ends = first, behind
     else:
-        each, count = pieces(
-            requests, seq_lens, starts, wanted, least, BLOCK_B, BLOCK_N, WINDOW, QUERIES
-        )
-        reach = tl.cumsum(count, 0)
-        passed = reach <= unit
-        request = tl.sum(passed.to(tl.int32), 0)  # as many as end before this piece
-        before = tl.max(tl.where(passed, reach, 0), 0)
+        every = tl.arange(0, BLOCK_B)
+        first, behind = key_tiles(requests, seq_lens, starts, every, BLOCK_N, WINDOW, QUERIES)
+        each, count = cut(behind - first, wanted, least)
+        request, before = own(count, unit)
         first, behind = key_tiles(requests, seq_lens, starts, request, BLOCK_N, WINDOW, QUERIES)
         begins = first + (unit - before) * each
         ends = tl.minimum(begins + each, behind)
@@ -156,13 +130,7 @@ def split_kv(
             tl.store(to + channel[None, :], result, valid[:, None] & used[None, :])
         else:
             place = unit * (KV_HEADS * M_TILES) + tl.program_id(1)
-            kept = row < ROWS  # the rows after them are nobody's
-            cells = place.to(tl.int64) * (ROWS * BLOCK_D)
-            tl.store(
-                partial + cells + row[:, None] * BLOCK_D + channel[None, :], acc, kept[:, None]
-            )
-            tl.store(stats + place * (2 * ROWS) + row, most, kept)
-            tl.store(stats + place * (2 * ROWS) + ROWS + row, total, kept)
+            keep(partial, stats, place, row, channel, acc, most, total, ROWS, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=WHOLE_NUMBERS)
@@ -179,34 +147,21 @@ def add_pieces(
     """
     ot, oh = aligned(ot), aligned(oh)
     request, head, row = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS, tl.program_id(1)
-    _, count = pieces(requests, seq_lens, starts, wanted, least, BLOCK_B, BLOCK_N, WINDOW, QUERIES)
-    number = tl.arange(0, BLOCK_B)
-    before = tl.sum(tl.where(number < request, count, 0), 0)
-    some = tl.sum(tl.where(number == request, count, 0), 0)
+    every = tl.arange(0, BLOCK_B)
+    first, behind = key_tiles(requests, seq_lens, starts, every, BLOCK_N, WINDOW, QUERIES)
+    _, count = cut(behind - first, wanted, least)
+    before, some = of_request(count, request, BLOCK_B)
     begin = tl.load(starts + request)
     queries = tl.load(starts + request + 1) - begin
     await_previous(EARLY)
     if (some > 0) & (row < queries * GROUP):
         channel = tl.arange(0, BLOCK_D)
         query_head = head * GROUP + row % GROUP
-        own = head * M_TILES + row // BLOCK_M
-        most = tl.full([1], LOWEST, tl.float32)
-        total = tl.zeros([1], tl.float32)
-        acc = tl.zeros([1, BLOCK_D], tl.float32)
-        for at in range(0, some, AT_ONCE):
-            piece = at + tl.arange(0, AT_ONCE)
-            there = piece < some
-            place = (before + piece) * (KV_HEADS * M_TILES) + own
-            stat = stats + place * (2 * ROWS) + row % BLOCK_M
-            mosts = tl.load(stat, there, LOWEST)
-            totals = tl.load(stat + ROWS, there, 0.0)
-            cells = place.to(tl.int64) * (ROWS * BLOCK_D) + row % BLOCK_M * BLOCK_D
-            values = tl.load(partial + cells[:, None] + channel[None, :], there[:, None], 0.0)
-            now = tl.maximum(most, tl.max(mosts, 0))
-            weights, kept = tl.exp2(mosts - now), tl.exp2(most - now)
-            total = total * kept + tl.sum(totals * weights, 0)
-            acc = acc * kept[:, None] + tl.sum(values * weights[:, None], 0)[None, :]
-            most = now
+        first = before * (KV_HEADS * M_TILES) + head * M_TILES + row // BLOCK_M
+        acc, most, total = added(
+            partial, stats, first, some, KV_HEADS * M_TILES, row % BLOCK_M, channel,
+            ROWS, BLOCK_D, AT_ONCE,
+        )  # fmt: skip
         if SINKS:
             of = query_head + tl.zeros([1], tl.int32)
             acc, total = with_sinks(acc, most, total, sinks, of, of >= 0)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from triton.runtime.errors import OutOfResources
 
-from infera_compat.kernels import replays
-from infera_compat.kernels.attention import arguments, infera_attention, infera_decode
+from infera_compat.kernels import pieces, replays
+from infera_compat.kernels.attention import infera_attention, infera_decode
 from infera_compat.kernels.attention.contract import AttentionCall, AttentionSizes, AttentionSpec
 from infera_compat.kernels.attention.nothing import nothing_to_do
 from infera_compat.kernels.attention.settings import TUNED_QUERIES, Decoding, Prefilling
@@ -37,7 +37,7 @@ def launcher(
 def scratch(spec: AttentionSpec, device: torch.device) -> torch.Tensor:
     """A workspace for every candidate."""
     most = replace(Decoding(), programs=max(dict(CUT)["programs"]))
-    bytes_ = infera_decode.Variant(spec, TUNED_QUERIES, arguments.LOOKED_AT[-1], most).bytes
+    bytes_ = infera_decode.Variant(spec, TUNED_QUERIES, pieces.LOOKED_AT[-1], most).bytes
     return torch.empty(bytes_, dtype=torch.uint8, device=device)
 
 
@@ -129,7 +129,7 @@ def compile_one(spec: AttentionSpec, settings: Decoding | Prefilling, looked_at:
     """
     device = torch.device(spec.device)
     space = scratch(spec, device)
-    requests = infera_decode.numbers_of_requests(looked_at)
+    requests = pieces.numbers_of_requests(looked_at)
     sizes = AttentionSizes(tokens=requests[-1], requests=requests[-1], seq_len=1)
     launch = launcher(spec, settings, looked_at)
     try:

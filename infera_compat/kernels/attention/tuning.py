@@ -33,7 +33,7 @@ DECODED: Mapping[int, Sequence[Step]] = {
     16: (Step(2, 2048), Step(4, 1536), Step(8, 3072), Step(16, 1280)),
     256: (Step(32, 2048), Step(64, 768), Step(256, 640)),
 }
-"""By one of arguments.LOOKED_AT: other steps than those of the bench, which is the judge."""
+"""By one of pieces.LOOKED_AT: other steps than those of the bench, which is the judge."""
 PREFILLED: Sequence[Step] = (Step(1, 12288, 3072), Step(4, 3072, 3072))
 
 # Tiles, warps and stages are compiled anew, numbers of pieces are not.
