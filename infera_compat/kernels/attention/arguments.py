@@ -17,7 +17,7 @@ DTYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 """Element types that they take, and pointers to them as Triton writes them."""
 POINTERS = {
     **dict.fromkeys(("table", "seq_lens", "starts"), "*i32"),
-    **dict.fromkeys(("slopes", "partial", "stats", "sinks"), "*fp32"),
+    **dict.fromkeys(("slopes", "partial", "stats", "sinks", "lse"), "*fp32"),
 }
 FEATURES: Mapping[str, Any] = {"window": 128, "soft_cap": 30.0, "sinks": True, "alibi": True}
 ROW = 8
@@ -83,7 +83,7 @@ def strides(call: AttentionCall) -> tuple[int, ...]:
 def signature(function: Any, dtype: torch.dtype, constants: Mapping[str, Any]) -> dict[str, str]:
     """The types of a kernel's parameters, for a compilation without a call."""
     known = {"scale": "fp32", **dict.fromkeys(constants, "constexpr"), **POINTERS}
-    known |= dict.fromkeys(("q", "k", "v", "out"), DTYPES[dtype])
+    known |= dict.fromkeys(("q", "k", "v", "cache", "out"), DTYPES[dtype])
     return {name: known.get(name, "i32") for name in function.arg_names}
 
 

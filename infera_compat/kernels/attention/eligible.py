@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Protocol
 
 import torch
 
@@ -18,8 +19,28 @@ INTERPRETED_PROCESSORS, ASSUMED_PROCESSORS = 4, 132
 """What a layer on no GPU is cut for: in the interpreter, and where it is only compiled (H200)."""
 
 
-def refusal(spec: AttentionSpec) -> Reason | None:
-    """Why a layer is none for them, or None."""
+class Layer(Protocol):
+    """A spec of an op that reads a cache."""
+
+    @property
+    def device(self) -> str:
+        """As AttentionSpec's."""
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """As AttentionSpec's."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of query and out."""
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of the cache."""
+
+
+def unfit(spec: Layer) -> Reason | None:
+    """Why a layer's device or its element types are none for them, or None."""
     if spec.device != "cuda" and not INTERPRETED.value:
         return Reason(f"a layer on {spec.device}", "a GPU, or Triton's interpreter")
     if spec.capability is not None and spec.capability < OLDEST:
@@ -32,6 +53,14 @@ def refusal(spec: AttentionSpec) -> Reason | None:
             f"{spec.dtype} over a cache of {spec.kv_dtype}",
             "bfloat16 or float16, the same for both",
         )
+    return None
+
+
+def refusal(spec: AttentionSpec) -> Reason | None:
+    """Why a layer is none for them, or None."""
+    reason = unfit(spec)
+    if reason is not None:
+        return reason
     if spec.head_size % ROW or spec.head_size > MOST_CHANNELS:
         return Reason(
             f"heads of {spec.head_size} channels",
