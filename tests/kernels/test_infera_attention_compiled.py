@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import compiling
 import pytest
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from compiling import CAPABILITIES, assert_passes_interpreted, resources
 
 from infera_compat.kernels import pieces
 from infera_compat.kernels.attention import arguments, infera_attention, infera_decode, settings
@@ -27,14 +23,11 @@ from infera_compat.kernels.limits import AMD, SHARED, Limits
 if triton.knobs.runtime.interpret:
     pytest.skip("compiles, with TRITON_INTERPRET unset", allow_module_level=True)
 
-HERE = Path(__file__).parent
 INTERPRETED = (
     "test_infera_attention.py",
     "test_infera_attention_settings.py",
     "test_tuners.py",
 )
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-CAPABILITIES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0), "gfx942": None, "gfx950": None}
 
 
 def layer(target: str, head_size: int = 128, **about: Any) -> AttentionSpec:
@@ -46,47 +39,18 @@ def layer(target: str, head_size: int = 128, **about: Any) -> AttentionSpec:
 
 
 def compiled(function: Any, constants: Any, options: Any, target: str) -> Any:
-    """As at run time: pointers are aligned, but for those that are not specialised on it."""
     types = arguments.signature(function, torch.bfloat16, constants)
-    aligned = {
-        (at,): [["tt.divisibility", 16]]
-        for at, name in enumerate(function.arg_names)
-        if types[name].startswith("*") and name not in WHOLE_NUMBERS
-    }
-    source = ASTSource(function, types, dict(constants), aligned)
-    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=dict(options))
+    return compiling.compiled(function, types, constants, target, options, WHOLE_NUMBERS)
 
 
 def spilled(kernel: Any, folder: Path) -> int:
     """Bytes of a thread's stack: registers that did not suffice."""
-    file = folder / "kernel.cubin"
-    file.write_bytes(kernel.asm["cubin"])
-    said = subprocess.run(
-        [TOOLS / "cuobjdump", "--dump-resource-usage", file], capture_output=True, text=True
-    ).stdout
-    return int(re.search(r"STACK:(\d+)", said).group(1))  # type: ignore[union-attr]
+    return resources(kernel, folder)["STACK"]
 
 
-def test_in_the_interpreter() -> None:
-    """The results, in a process whose Triton interprets from the start."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "test_infera_attention.py",
-        ],
-        cwd=HERE,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "passed" in done.stdout
-    assert "skipped" not in done.stdout
+@pytest.mark.parametrize("file", INTERPRETED)
+def test_in_the_interpreter(file: str) -> None:
+    assert_passes_interpreted(file)
 
 
 def test_verify_compiles_both_for_every_target() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import compiling
 import pytest
 
 pytest.importorskip("triton")
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from compiling import assert_passes_interpreted, resources
 
 from infera_compat.kernels.conformance.checks.targets import TARGETS
 from infera_compat.kernels.experts import heuristics, sources, tuning
@@ -28,9 +24,7 @@ from infera_compat.kernels.limits import Limits
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="compiles: needs TRITON_INTERPRET unset")
 
-HERE = Path(__file__).parent
 UNALIGNED = ("ids", "expert_map", "weights")
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 A_FEW = 16
 """Bytes of stack that a candidate may have: some of Triton's versions put a number or two there. A
 tile that does not fit spills hundreds."""
@@ -40,39 +34,12 @@ THIRDS = ExpertsSpec(128, 128, 4096, 192, 8, torch.bfloat16, capability=(9, 0))
 
 
 def test_in_the_interpreter() -> None:
-    """The results, in a process whose Triton interprets from the start."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_infera_experts.py"],
-        cwd=HERE,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "passed" in done.stdout
-    assert "skipped" not in done.stdout
+    assert_passes_interpreted("test_infera_experts.py")
 
 
 def compiled(source: sources.Source, target: str, **options: Any) -> Any:
-    """As at run time: pointers are aligned, but for those that are not specialised on it."""
-    function, signature, constants = source
-    aligned = {
-        (at,): [["tt.divisibility", 16]]
-        for at, name in enumerate(function.arg_names)
-        if signature[name].startswith("*") and name not in UNALIGNED
-    }
-    made = ASTSource(function, signature, constants, aligned)
-    return triton.compile(made, target=GPUTarget(*TARGETS[target]), options=options)
-
-
-def resources(kernel: Any, folder: Path) -> dict[str, int]:
-    """Registers a thread, and bytes of stack and local memory, as ptxas gave them."""
-    file = folder / "kernel.cubin"
-    file.write_bytes(kernel.asm["cubin"])
-    told = subprocess.run(
-        [TOOLS / "cuobjdump", "--dump-resource-usage", file], capture_output=True, text=True
-    ).stdout
-    return {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+    function, types, constants = source
+    return compiling.compiled(function, types, constants, target, options, UNALIGNED)
 
 
 def products(

@@ -157,9 +157,9 @@ def add_pieces(
     if (some > 0) & (row < queries * GROUP):
         channel = tl.arange(0, BLOCK_D)
         query_head = head * GROUP + row % GROUP
-        first = before * (KV_HEADS * M_TILES) + head * M_TILES + row // BLOCK_M
+        place = before * (KV_HEADS * M_TILES) + head * M_TILES + row // BLOCK_M
         acc, most, total = added(
-            partial, stats, first, some, KV_HEADS * M_TILES, row % BLOCK_M, channel,
+            partial, stats, place, some, KV_HEADS * M_TILES, row % BLOCK_M, channel,
             ROWS, BLOCK_D, AT_ONCE,
         )  # fmt: skip
         if SINKS:

@@ -76,14 +76,15 @@ class Variant:
     looked_at: int
 
     @functools.cached_property
-    def rows(self) -> int:
-        """Of a tile, those that are ever used: a power of two."""
-        return min(power(self.spec.heads * (2 if self.several else 1)), MOST_ROWS)
+    def block_m(self) -> int:
+        """Rows of a tile: of two query tokens where there may be several, of more in several."""
+        rows = power(self.spec.heads * (2 if self.several else 1))
+        return min(max(rows, FEWEST_ROWS), MOST_ROWS)
 
     @functools.cached_property
-    def block_m(self) -> int:
-        """Rows of a tile."""
-        return max(self.rows, FEWEST_ROWS)
+    def rows(self) -> int:
+        """Of those, the ones that are ever used: a power of two."""
+        return self.block_m if self.several else min(power(self.spec.heads), MOST_ROWS)
 
     @functools.cached_property
     def block_l(self) -> int:
