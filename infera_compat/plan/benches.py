@@ -30,6 +30,8 @@ KINDS: Mapping[str, str] = {
 
 BATCH: Mapping[str, str] = {"attention": "B", "experts": "M", ENGINE: "batch"}
 """By kind: the key of a cell that is its batch size."""
+NO_CELLS: Mapping[str, str] = {kernels.MLA_DECODE: "nothing yet: no bench of ours has cells of MLA"}
+"""By op: what is said where no command would measure it."""
 
 TOLD = ("gpu", "release", "torch", "triton", "commit", "date", "cells")
 SIDES = ("stock", "ours")
@@ -168,8 +170,8 @@ def read(checkout: Checkout, kernel: str, op: str, releases: Sequence[str]) -> B
     return Benches(
         tuple(_read(checkout, kind, kernel, op, releases)),
         tuple(_read(checkout, ENGINE, kernel, op, releases)),
-        _command(kind),
-        _command(ENGINE),
+        NO_CELLS.get(op) or _command(kind),
+        NO_CELLS.get(op) or _command(ENGINE),
     )
 
 

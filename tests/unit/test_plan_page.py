@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_plan import KERNELS, NEWEST, Desk, FakeAttention, Never
+from fake_plan import KERNELS, NEWEST, Desk, FakeAttention, FakeMla, Never
 from typer.testing import CliRunner
 
 from infera_compat.cli import plan as command
@@ -91,6 +91,13 @@ def test_nothing_measured_says_not_measured_and_by_what(desk: Desk) -> None:
         told = section(desk, number)
         assert page.NOT_MEASURED in told
         assert command_ in told
+
+
+def test_no_bench_is_named_for_what_none_measures(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, FakeMla())
+    told = section(desk, 8)
+    assert "no bench of ours has cells of MLA" in told
+    assert "infera-compat bench" not in told
 
 
 def test_its_numbers_are_the_record_s(desk: Desk) -> None:

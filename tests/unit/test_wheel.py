@@ -108,6 +108,7 @@ def test_it_has_its_entry_points_and_the_command(info: Path) -> None:
         "infera_attention = infera_compat.kernels.attention.infera_attention:KERNEL",
         "infera_decode = infera_compat.kernels.attention.infera_decode:KERNEL",
         "infera_experts = infera_compat.kernels.experts.infera:KERNEL",
+        "infera_mla_decode = infera_compat.kernels.mla_decode.infera:KERNEL",
         "reference_attention = infera_compat.kernels.attention.reference:KERNEL",
         "reference_experts = infera_compat.kernels.experts.reference:KERNEL",
         "reference_mla_decode = infera_compat.kernels.mla_decode.reference:KERNEL",
