@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from infera_compat.bench.floors import Rates
-from infera_compat.bench.timing import elapsed_us
 
 COPIED = 4 << 30
 """Bytes that are copied from one place of the GPU's memory to another."""
@@ -40,10 +39,11 @@ def _matmul_us(torch: Any) -> float:
 
 def _median(work: Callable[[], Any]) -> float:
     """Microseconds of one call."""
+    from infera_compat.kernels import replays
 
     def several() -> None:
         for _ in range(REPEATED):
             work()
 
     several()
-    return statistics.median(elapsed_us(several) for _ in range(TIMES)) / REPEATED
+    return statistics.median(replays.events_us(several) for _ in range(TIMES)) / REPEATED

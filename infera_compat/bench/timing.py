@@ -68,6 +68,8 @@ def paired(
     """Time each side's stretch in turns, round for round; microseconds of one of its calls."""
     import torch
 
+    from infera_compat.kernels import replays
+
     with no_garbage():
         for stretch in sides.values():
             for _ in range(WARM_UP):
@@ -76,21 +78,8 @@ def paired(
         found: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(rounds):
             for name, stretch in sides.items():
-                found[name].append(elapsed_us(stretch) / calls)
+                found[name].append(replays.events_us(stretch) / calls)
     return {name: _times(values) for name, values in found.items()}
-
-
-def elapsed_us(stretch: Callable[[], Any]) -> float:
-    """Microseconds on the GPU's clock between two events around what a function launches."""
-    import torch
-
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    before.record()
-    stretch()
-    after.record()
-    torch.cuda.synchronize()
-    return float(before.elapsed_time(after)) * 1000
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a tuner needs of a GPU: how long a CUDA graph takes, and many compilations at once."""
+"""How long launches and CUDA graphs take on a GPU, and many compilations at once."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def graph_us(run: Callable[[], None]) -> float:
     return statistics.median(times)
 
 
-def events_us(run: Callable[[], None]) -> float:
-    """Microseconds between two events around what a function launches."""
+def events_us(run: Callable[[], Any]) -> float:
+    """Microseconds on the GPU's clock between two events around what a function launches."""
+    torch.cuda.synchronize()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     run()

@@ -23,6 +23,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from infera_compat.bench import floors, timing
 from infera_compat.bench.cells import COLD, EAGER, GRAPH, AttentionCell, Heads
 from infera_compat.errors import Refused
+from infera_compat.kernels import replays
 from infera_compat.kernels.attention.contract import AttentionKernel
 from infera_compat.ledger import SERVING, Calls, Choice, Layer, Ledger
 from infera_compat.settings import ALL, Settings
@@ -315,7 +316,7 @@ class Work:
                 self._step.built()
 
         with timing.no_garbage():
-            return statistics.median(timing.elapsed_us(several) for _ in range(5)) / BUILDS
+            return statistics.median(replays.events_us(several) for _ in range(5)) / BUILDS
 
 
 def _regions(cell: AttentionCell, device: torch.device) -> int:
